@@ -1,0 +1,97 @@
+# Every target does its own set-up; the second time there is nothing left to set up.
+
+PYTHON ?= python3
+TRACES ?= ../shared/traces
+ARGS   ?=
+
+PY  := .venv/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --no-input
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test lint format bench bench-placement lock clean
+
+help: ## Show this list
+	@awk -F ': ## ' '/^[a-z-]+: ## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: ## Watch Shoal place pods on a small cluster of made-up cards
+demo: .venv/.installed
+	@.venv/bin/shoal demo $(ARGS)
+
+test: ## Run the tests on every core (ARGS="-k ledger" picks some)
+test: .venv/.installed
+	@$(PY) -m pytest -n auto $(ARGS)
+
+lint: ## Check style, types and the direction of imports
+lint: .venv/.installed
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+format: ## Rewrite the code in the project's style
+format: .venv/.installed
+	.venv/bin/ruff check --fix-only
+	.venv/bin/ruff format
+
+BENCHES := $(patsubst bench/bench_%.py,bench-%,$(wildcard bench/bench_*.py))
+TRACES_FLAG := $(if $(wildcard $(TRACES)/.),--traces $(TRACES))
+
+bench: ## Run every benchmark, one after another
+bench: $(BENCHES)
+
+bench-placement: ## Compare the placement policies (TRACES=folder of the openb traces)
+$(sort $(BENCHES) bench-placement): bench-%: bench/bench_%.py .venv/.installed
+	@echo "==> $<"
+	@$(PY) $< $(if $(filter %placement.py,$<),$(TRACES_FLAG)) $(ARGS)
+
+UV_VERSION := 0.13.7
+COMPILE = build/uv/bin/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 \
+	--fork-strategy fewest --generate-hashes --no-emit-index-url --no-annotate --no-header
+
+lock: ## Take the newest versions the project allows into requirements*.lock
+	@$(check-python)
+	@echo "==> installing uv $(UV_VERSION) into build/uv"
+	@$(PYTHON) -m venv --clear build/uv
+	@build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(COMPILE) --output-file requirements.lock
+	$(COMPILE) --constraint requirements.lock --extra plots --group dev --output-file requirements-dev.lock
+
+clean: ## Remove all that make has made, .venv included
+	rm -rf .venv build dist .import_linter_cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# Set-up: the locked packages, anew whenever the lock changes; then this tree as an editable install.
+.venv/.locked: requirements-dev.lock
+	@$(check-python)
+	@echo "==> creating .venv with $$($(PYTHON) -V)"
+	@$(PYTHON) -m venv --clear .venv
+	@echo "==> installing the packages of $< (a minute or so, once)"
+	@$(PIP) install --quiet --require-hashes -r $<
+	@touch $@
+
+.venv/.installed: .venv/.locked pyproject.toml
+	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Python 3.11 or newer that can make virtual environments; Debian packs that part separately.
+define check-python
+if ! command -v $(PYTHON) >/dev/null; then \
+	echo "Shoal needs Python 3.11 or newer, and there is no '$(PYTHON)' here." >&2; exit 1; \
+fi; \
+if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+	echo "Shoal needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1); name another with PYTHON=..." >&2; exit 1; \
+fi; \
+if ! $(PYTHON) -c 'import ensurepip; ensurepip.version()' >/dev/null 2>/dev/null; then \
+	package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+		echo "'$(PYTHON)' cannot make virtual environments; first: sudo apt-get install $$package" >&2; exit 1; \
+	fi; \
+	echo "==> installing $$package"; \
+	apt-get update -qq; \
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$package >/dev/null; \
+fi
+endef

@@ -1,0 +1,51 @@
+"""A decision: which cards each container of a pod got, and how much of each.
+
+The allocation is the only record of a decision; it travels in the pod's annotations (`shoal.model.contract`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.model.request import NO_SHARE, ContainerKind, Share, phases
+
+
+@dataclass(frozen=True, slots=True)
+class CardShare:
+    """A share of one card."""
+
+    uuid: str
+    index: int
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerAllocation:
+    """The cards of one container, in the order it sees them."""
+
+    name: str
+    cards: tuple[CardShare, ...]
+    kind: ContainerKind = ContainerKind.APP
+    memory_limit_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The cards of a pod on one node. Containers stand in the order of the pod's spec, init containers first."""
+
+    node: str
+    containers: tuple[ContainerAllocation, ...]
+    #: The policy that chose, for those who ask why.
+    policy: str = ""
+
+    def held(self) -> dict[str, Share]:
+        """What the pod holds of each card, by UUID: the peak over its phases, not the sum of its containers."""
+        peak: dict[str, Share] = {}
+        for running in phases(tuple((c.kind, c) for c in self.containers)):
+            at_once: dict[str, Share] = {}
+            for container in running:
+                for card in container.cards:
+                    at_once[card.uuid] = at_once.get(card.uuid, NO_SHARE) + card.share
+            for uuid, share in at_once.items():
+                peak[uuid] = peak.get(uuid, NO_SHARE) | share
+        return peak

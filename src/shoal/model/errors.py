@@ -1,0 +1,32 @@
+"""Errors of the model: bad input names what was wrong, where, and what to do."""
+
+
+class ModelError(ValueError):
+    """Root of every error `shoal.model` raises."""
+
+
+class QuantityError(ModelError):
+    """A Kubernetes quantity that cannot be read, or not in the way it is asked for."""
+
+
+class RequestError(ModelError):
+    """A pod whose GPU request cannot be met as written."""
+
+
+class CodecError(ModelError):
+    """An annotation, label or device id that does not hold what its name promises."""
+
+
+#: Longest piece of a bad value that a message repeats.
+SHOWN_LENGTH = 60
+
+
+def shown(value: object) -> str:
+    """A bad value as a message repeats it: short, printable, whatever it is."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= SHOWN_LENGTH else value[:SHOWN_LENGTH] + "…")
+    if isinstance(value, int) and value.bit_length() > SHOWN_LENGTH * 3:
+        return f"a number of {value.bit_length()} bits"
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
+    return f"a {type(value).__name__}"

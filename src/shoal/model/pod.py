@@ -1,0 +1,275 @@
+"""What a pod asks of GPUs, from its Kubernetes object.
+
+Three families of names end in one `Request`. Per container:
+
+- `aliyun.com/gpu-mem`, and `aliyun.com/gpu-core.percentage` beside it or alone: a share of one card. The pod label
+  `aliyun.com/gpu-count: N` splits both evenly over N cards; the resource of that name gives no card and is passed over.
+  The pod label `ack.gpushare.placement: require-whole-device` makes the cards the pod's alone; the memory asked for
+  then stands in `memory_limit_mib`, since a whole card carries no amounts.
+- `keti.com/mpsgpu: N`: one MPS client on each of N cards, with the memory of annotations `GPUrequest` and `GPUlimits`.
+- `nvidia.com/gpu: N`: N whole cards.
+
+`nvidia.com/mig-*`, `nvidia.com/gpu.shared` and `aliyun.com/gpu-core.tflops` are no shares of Shoal's and are passed
+over: kubelet and kube-scheduler count them. Whether a decision exists for the request is not asked here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.model import effective, quantity
+from shoal.model.contract import gpushare, keti, nvidia, shoal, text
+from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.errors import CodecError, QuantityError, RequestError, shown
+from shoal.model.gpu import Gpu
+from shoal.model.manifest import PodContainer, PodManifest, read_pod
+from shoal.model.request import (
+    ANY_CARD,
+    CardSelector,
+    ContainerRequest,
+    Request,
+    Share,
+    accepts,
+    matches_model,
+)
+
+#: More memory than any card has; a request beyond it was written in another unit than it is counted in.
+MAX_CARD_MIB: Final = 2 * 1024 * 1024
+MAX_CARDS: Final = shoal.MAX_CARDS
+FULL_COMPUTE: Final = 100
+
+_FAMILIES: Final = {
+    gpushare.RESOURCE_MEMORY: "gpushare",
+    gpushare.RESOURCE_COMPUTE: "gpushare",
+    keti.RESOURCE_MPS: "keti",
+    nvidia.RESOURCE_GPU: "nvidia",
+}
+#: Suffixes with which sizes are written in bytes. Not `k`: the API server itself turns 16000 into 16k.
+_SIZE = re.compile(r"\+?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([MGTPE])i?")
+_MEBI_POWERS: Final = {"M": 0, "G": 1, "T": 2, "P": 3, "E": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """What the labels of a pod say about its gpushare containers."""
+
+    cards: int
+    whole: bool
+
+
+def request_of(pod: Mapping[str, object], *, unit: MemoryUnit) -> Request:
+    """The pod's request. `unit` is what one of `aliyun.com/gpu-mem` stands for in this cluster.
+
+    Raises RequestError, and nothing else, when the pod asks for what cannot be given as written.
+    """
+    return request_of_manifest(read_pod(pod), unit=unit)
+
+
+def request_of_manifest(pod: PodManifest, *, unit: MemoryUnit) -> Request:
+    """`request_of` for a pod that has been read already."""
+    amounts = [(container, _amounts(container, unit)) for container in pod.containers]
+    cpu_milli, memory_mib = effective.cpu_milli(pod), effective.memory_mib(pod)
+    if not any(amount for _, amount in amounts):
+        return Request(cpu_milli=cpu_milli, memory_mib=memory_mib)
+    families = {_FAMILIES[resource] for _, amount in amounts for resource in amount}
+    split = _split(pod) if "gpushare" in families else _Split(1, whole=False)
+    try:
+        memory = keti.decode_memory(pod.annotations) if "keti" in families else keti.MemoryPerCard()
+        selector = shoal.decode_selector(pod.annotations)
+        policy = shoal.decode_policy(pod.annotations)
+    except CodecError as error:
+        raise RequestError(str(error)) from error
+    _check_selector(selector)
+    return Request(
+        containers=tuple(
+            _container_request(container, amount, split=split, memory=memory, unit=unit)
+            for container, amount in amounts
+            if amount
+        ),
+        cpu_milli=cpu_milli,
+        memory_mib=memory_mib,
+        selector=selector or ANY_CARD,
+        policy=policy,
+    )
+
+
+def check_fits_some_card(request: Request, cards: Iterable[Gpu]) -> None:
+    """Refuse a request that no card could ever meet, were it empty. Sick cards count, for they may get well.
+
+    Whether the cards are free, or on one node, is for `shoal.placement` to say.
+    """
+    if not request.containers:
+        return
+    usable = [card for card in cards if not card.mig and accepts(request.selector, card)]
+    if not usable:
+        wish = (
+            " that the pod's selectors accept: change its annotations" if request.selector else ": add a node with GPUs"
+        )
+        raise RequestError(f"there is no card{wish}")
+    for container in request.containers:
+        share = container.share
+        if share.clients and not any(card.mps_clients >= share.clients for card in usable):
+            raise RequestError(
+                f"container {shown(container.name)} asks for an MPS client, no card serves any: "
+                f"run the agent with MPS on, or ask for {gpushare.RESOURCE_MEMORY}"
+            )
+        memory = container.memory_limit_mib or 0 if share.exclusive else share.memory_mib
+        largest = max(card.memory_mib for card in usable)
+        if memory > largest:
+            split = (
+                "" if share.clients else f", or split it over several cards with pod label {gpushare.LABEL_POD_COUNT}"
+            )
+            raise RequestError(
+                f"container {shown(container.name)} asks for {_size(memory)} of one card, the largest holds "
+                f"{_size(largest)}: ask for less{split}"
+            )
+
+
+def _size(mib: int) -> str:
+    return f"{mib} MiB" if mib % 1024 or not mib else f"{mib} MiB ({mib // 1024} GiB)"
+
+
+def _amounts(container: PodContainer, unit: MemoryUnit) -> dict[str, int]:
+    """What the container asks of each resource of ours, without those it asks nothing of."""
+    amounts = {resource: amount for resource in _FAMILIES if (amount := _amount(container, resource, unit))}
+    if len({_FAMILIES[resource] for resource in amounts}) > 1:
+        raise RequestError(
+            f"container {shown(container.name)} asks for {' and '.join(amounts)}: keep one kind of GPU per container"
+        )
+    return amounts
+
+
+def _amount(container: PodContainer, resource: str, unit: MemoryUnit) -> int:
+    limit, request = container.limits.get(resource), container.requests.get(resource)
+    value = request if limit is None else limit
+    if value is None:
+        return 0
+    who = f"container {shown(container.name)} asks for {shown(value)} of {resource}"
+    try:
+        amount = quantity.parse(value)
+        other = amount if request is None else quantity.parse(request)
+    except QuantityError as error:
+        raise RequestError(f"container {shown(container.name)}: {resource} cannot be read: {error}") from error
+    if other != amount:
+        raise RequestError(f"{who} as limit and {shown(request)} as request: make both the same")
+    if amount < 0:
+        raise RequestError(f"{who}, which is negative: write a whole number, such as 1")
+    if amount.denominator != 1:
+        raise RequestError(f"{who}, which is not a whole number: write {math.ceil(amount)}")
+    if resource == gpushare.RESOURCE_MEMORY and amount > unit.floor(MAX_CARD_MIB) * MAX_CARDS:
+        raise RequestError(_too_much(who, value, amount.numerator, unit))
+    if resource != gpushare.RESOURCE_MEMORY and amount > MAX_CARDS * FULL_COMPUTE:
+        raise RequestError(f"{who}, which is {amount.numerator:,}: write the plain number, such as 1")
+    return amount.numerator
+
+
+def _too_much(who: str, value: object, units: int, unit: MemoryUnit) -> str:
+    """Why an amount of memory is out of reach. Most often it was written in bytes, as memory is elsewhere."""
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return (
+            f"{who}, which is {units:,} {unit.value}, more than any card holds: write the number of {unit.value} needed"
+        )
+    meant = math.ceil(quantity.parse(match[1]) * 1024 ** _MEBI_POWERS[match[2]] / unit.mib)
+    return f"{who}, which means {units:,} units of one {unit.value} each: write {meant} for {meant} {unit.value}"
+
+
+def _split(pod: PodManifest) -> _Split:
+    placement = pod.labels.get(gpushare.LABEL_POD_PLACEMENT)
+    if placement is not None and placement != gpushare.REQUIRE_WHOLE_DEVICE:
+        raise RequestError(
+            f"pod label {gpushare.LABEL_POD_PLACEMENT} is {shown(placement)}: write {gpushare.REQUIRE_WHOLE_DEVICE} "
+            "or remove it"
+        )
+    count = pod.labels.get(gpushare.LABEL_POD_COUNT, 1)
+    cards = _label_number(count)
+    if not 1 <= cards <= MAX_CARDS:
+        raise RequestError(
+            f"pod label {gpushare.LABEL_POD_COUNT} is {shown(count)}: write the number of cards, from 1 to {MAX_CARDS}"
+        )
+    return _Split(cards, whole=placement is not None)
+
+
+def _label_number(value: object) -> int:
+    """A label's number, 0 for what is none. Labels are text; a manifest not yet checked may hold a bare number."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    try:
+        return text.integer(value, what="the label") if isinstance(value, str) else 0
+    except CodecError:
+        return 0
+
+
+def _container_request(
+    container: PodContainer,
+    amounts: Mapping[str, int],
+    *,
+    split: _Split,
+    memory: keti.MemoryPerCard,
+    unit: MemoryUnit,
+) -> ContainerRequest:
+    if count := amounts.get(keti.RESOURCE_MPS):
+        share = Share(memory_mib=memory.request_mib, clients=1)
+        cards = _cards(container, keti.RESOURCE_MPS, count)
+        return ContainerRequest(container.name, cards, share, container.kind, memory.limit_mib)
+    if count := amounts.get(nvidia.RESOURCE_GPU):
+        cards = _cards(container, nvidia.RESOURCE_GPU, count)
+        return ContainerRequest(container.name, cards, Share(exclusive=True), container.kind)
+    units = _per_card(container, gpushare.RESOURCE_MEMORY, amounts, split)
+    compute = _per_card(container, gpushare.RESOURCE_COMPUTE, amounts, split)
+    memory_mib = unit.to_mib(units)
+    if memory_mib > MAX_CARD_MIB:
+        value = container.limits.get(gpushare.RESOURCE_MEMORY, container.requests.get(gpushare.RESOURCE_MEMORY))
+        who = f"container {shown(container.name)} asks for {shown(value)} of {gpushare.RESOURCE_MEMORY}"
+        raise RequestError(_too_much(who, value, amounts[gpushare.RESOURCE_MEMORY], unit))
+    if compute > FULL_COMPUTE:
+        raise RequestError(
+            f"container {shown(container.name)} asks for {compute} percent of a card ({gpushare.RESOURCE_COMPUTE}): "
+            f"write at most {FULL_COMPUTE} per card, or more cards with pod label {gpushare.LABEL_POD_COUNT}"
+        )
+    if split.whole:
+        return ContainerRequest(container.name, split.cards, Share(exclusive=True), container.kind, memory_mib or None)
+    return ContainerRequest(container.name, split.cards, Share(memory_mib, compute), container.kind)
+
+
+def _cards(container: PodContainer, resource: str, count: int) -> int:
+    if count > MAX_CARDS:
+        raise RequestError(
+            f"container {shown(container.name)} asks for {count:,} of {resource}: write the number of cards, "
+            f"at most {MAX_CARDS}"
+        )
+    return count
+
+
+def _per_card(container: PodContainer, resource: str, amounts: Mapping[str, int], split: _Split) -> int:
+    amount = amounts.get(resource, 0)
+    each, rest = divmod(amount, split.cards)
+    if rest:
+        raise RequestError(
+            f"container {shown(container.name)} asks for {amount} of {resource} over {split.cards} cards, which does "
+            f"not divide: write {amount + split.cards - rest}, or change pod label {gpushare.LABEL_POD_COUNT}"
+        )
+    return each
+
+
+def _check_selector(selector: CardSelector) -> None:
+    both = sorted(selector.uuids & selector.not_uuids)
+    if both:
+        raise RequestError(
+            f"card {shown(both[0])} stands in {shoal.ANNOTATION_USE_UUID} and in {shoal.ANNOTATION_AVOID_UUID}: "
+            "remove it from one"
+        )
+    for name in sorted(selector.models | selector.not_models):
+        if not matches_model(name, name):
+            raise RequestError(f"GPU model {shown(name)} has no letter or digit: write a model such as A100")
+    for wanted in sorted(selector.models):
+        for unwanted in sorted(selector.not_models):
+            if matches_model(wanted, unwanted):
+                raise RequestError(
+                    f"{shoal.ANNOTATION_USE_MODEL} wants {shown(wanted)}, {shoal.ANNOTATION_AVOID_MODEL} rules it out "
+                    f"with {shown(unwanted)}: remove one"
+                )

@@ -1,0 +1,84 @@
+"""Pods of one template are one class: what the class needs of a node, worked out once.
+
+The containers of a pod go on the same cards first: shares that run at the same time are stacked, so that a pod of two
+containers with one card each needs one card that holds both. Whole cards are never stacked with anything. The result
+is a short list of `CardNeed`s, each on cards of its own. Where no node can hold the stack, `shoal.placement.stacking`
+spreads the containers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from shoal.model.request import NO_SHARE, CardSelector, ContainerRequest, Request, Share, phases
+from shoal.placement.columns import WHOLE, CardKind
+
+WHOLE_CARD = Share(exclusive=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CardNeed:
+    """`gpus` distinct cards with `share` free on each."""
+
+    gpus: int
+    share: Share
+
+    def size_on(self, kind: CardKind) -> int:
+        """The part of such a card that this takes, in share units: its largest part of memory, compute or clients."""
+        if self.share.exclusive:
+            return WHOLE
+        size = max(1, self.share.compute)
+        for wanted, total in ((self.share.memory_mib, kind.memory_mib), (self.share.clients, kind.mps_clients)):
+            if wanted and total:
+                size = max(size, -((total - 2 * WHOLE * wanted) // (2 * total)))
+        return min(size, WHOLE)
+
+
+class PodClass:
+    """A request and what follows from it alone. Compare by identity: `shoal.placement.engine` keeps one per request."""
+
+    __slots__ = ("cpu", "needs", "only_whole", "ram", "request", "selector", "splittable", "whole")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.cpu = request.cpu_milli
+        self.ram = request.memory_mib
+        self.selector: CardSelector = request.selector
+        self.needs = card_needs(request)
+        #: Whole cards the pod takes.
+        self.whole = sum(need.gpus for need in self.needs if need.share.exclusive)
+        #: Untouched cards are all alike: counting them is enough.
+        self.only_whole = len(self.needs) == 1 and self.whole > 0 and not self.selector
+        #: The containers might fit apart where they do not fit together.
+        self.splittable = sum(not container.share.exclusive for container in request.containers) > 1
+
+    @property
+    def wants_gpu(self) -> bool:
+        return bool(self.needs)
+
+
+def card_needs(request: Request) -> tuple[CardNeed, ...]:
+    """The cards a pod needs when its containers share cards wherever they may: whole cards, then the largest share."""
+    whole = 0
+    stack: list[Share] = []
+    for running in phases(tuple((container.kind, container) for container in request.containers)):
+        whole = max(whole, sum(container.gpus for container in running if container.share.exclusive))
+        stack = _larger(stack, _stacked([container for container in running if not container.share.exclusive]))
+    needs = [CardNeed(whole, WHOLE_CARD)] if whole else []
+    for share, cards in groupby(stack):
+        needs.append(CardNeed(len(list(cards)), share))
+    return tuple(needs)
+
+
+def _stacked(containers: list[ContainerRequest]) -> list[Share]:
+    """Card i carries every container that wants more than i cards."""
+    depth = max((container.gpus for container in containers), default=0)
+    return [
+        sum((container.share for container in containers if container.gpus > card), NO_SHARE) for card in range(depth)
+    ]
+
+
+def _larger(one: list[Share], other: list[Share]) -> list[Share]:
+    longer, shorter = (one, other) if len(one) >= len(other) else (other, one)
+    return [share | shorter[i] if i < len(shorter) else share for i, share in enumerate(longer)]

@@ -1,0 +1,180 @@
+"""The cluster as arrays: one column per fact, laid out [slot, row], a row being a node and a slot one of its cards.
+
+The ledger writes here whenever a booking or an inventory changes and notes the row in a log of changes. Readers keep
+their own place in that log, so that a decision recomputes the few nodes that changed and none of the others.
+
+The *free share* of a card is the smallest free fraction among its memory, compute and MPS clients, in whole hundredths.
+It guides the choice only; whether a pod fits is decided on the exact amounts. An untouched card has share 100, a card
+with anything booked at most 99, an unusable one 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+#: Row numbers.
+Rows = npt.NDArray[np.intp]
+
+#: A whole card in share units, and the number of distinct free shares.
+WHOLE = 100
+SHARES = WHOLE + 1
+
+#: A card that must not be used has this much of everything free, so that no request fits it.
+UNUSABLE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CardKind:
+    """What cards of one make have in common."""
+
+    model: str
+    memory_mib: int
+    mps_clients: int
+
+
+#: Kind 0 stands for a slot without a card.
+NO_CARD = CardKind("", 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CardFigures:
+    """What the ledger knows of one card, ready to be written into its slot."""
+
+    kind: int
+    memory_free: int
+    compute_free: int
+    clients_free: int
+    share: int
+    pods: int
+
+
+class Columns:
+    """Arrays over all nodes and cards. Only the ledger writes."""
+
+    def __init__(self, *, rows: int = 64, slots: int = 8) -> None:
+        self.rows = 0
+        self.kinds: list[CardKind] = [NO_CARD]
+        self.models: list[str] = []
+        #: Policies named by node labels; 0 stands for none.
+        self.policies: list[str | None] = [None]
+        self._kind_ids: dict[CardKind, int] = {NO_CARD: 0}
+        self._model_ids: dict[str, int] = {}
+        self._log: list[int] = []
+        self._log_start = 0
+        self._allocate(rows, slots)
+
+    def _allocate(self, rows: int, slots: int) -> None:
+        self.slots = slots
+        self._capacity = rows
+        #: kind * SHARES + free share: one number that looks up any per-class table.
+        self.code = np.zeros((slots, rows), np.intp)
+        self.memory_free = np.full((slots, rows), UNUSABLE, np.int32)
+        self.compute_free = np.full((slots, rows), UNUSABLE, np.int16)
+        self.clients_free = np.full((slots, rows), UNUSABLE, np.int16)
+        #: Pods on each card.
+        self.pods = np.zeros((slots, rows), np.int16)
+        #: Cards with nothing booked.
+        self.whole = np.zeros(rows, np.int64)
+        self.cpu_free = np.full(rows, UNUSABLE, np.int64)
+        self.ram_free = np.full(rows, UNUSABLE, np.int64)
+        #: The make of the node's cards, an index into `models`.
+        self.model = np.zeros(rows, np.intp)
+        #: The policy the node's label asks for in the choice of cards, an index into `policies`.
+        self.policy = np.zeros(rows, np.intp)
+        self.alive = np.zeros(rows, np.bool_)
+
+    def _grow(self, rows: int, slots: int) -> None:
+        old = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        old_slots, old_rows = self.code.shape
+        self._allocate(rows, slots)
+        for name, value in old.items():
+            target = getattr(self, name)
+            if value.ndim == 2:
+                target[:old_slots, :old_rows] = value
+            else:
+                target[:old_rows] = value
+
+    def add_row(self) -> int:
+        """A new row, dead until it is written."""
+        if self.rows == self._capacity:
+            self._grow(self._capacity * 2, self.slots)
+        self.rows += 1
+        return self.rows - 1
+
+    def kind_id(self, kind: CardKind) -> int:
+        """The number of a make of card; new ones are appended, none is ever removed."""
+        known = self._kind_ids.get(kind)
+        if known is None:
+            known = self._kind_ids[kind] = len(self.kinds)
+            self.kinds.append(kind)
+        return known
+
+    def model_id(self, model: str) -> int:
+        """The number of a node's make of cards."""
+        known = self._model_ids.get(model)
+        if known is None:
+            known = self._model_ids[model] = len(self.models)
+            self.models.append(model)
+        return known
+
+    def write_node(
+        self, row: int, *, alive: bool, model: str, policy: str | None, cards: Sequence[CardFigures]
+    ) -> None:
+        """Write a node anew: its make and all of its cards. What is free of it is written by `write_free`."""
+        if len(cards) > self.slots:
+            self._grow(self._capacity, max(len(cards), self.slots * 2))
+        self.alive[row] = alive
+        self.model[row] = self.model_id(model)
+        if policy not in self.policies:
+            self.policies.append(policy)
+        self.policy[row] = self.policies.index(policy)
+        self.code[:, row] = 0
+        for column in (self.memory_free, self.compute_free, self.clients_free):
+            column[:, row] = UNUSABLE
+        for slot, card in enumerate(cards):
+            self.write_card(row, slot, card)
+
+    def write_card(self, row: int, slot: int, card: CardFigures) -> None:
+        """Write one card; the caller also says through `write_free` that the row changed."""
+        self.code[slot, row] = card.kind * SHARES + card.share
+        self.memory_free[slot, row] = card.memory_free
+        self.compute_free[slot, row] = card.compute_free
+        self.clients_free[slot, row] = card.clients_free
+        self.pods[slot, row] = card.pods
+
+    def write_free(self, row: int, *, cpu: int, ram: int, whole: int) -> None:
+        """Write what is free of a node, and note that it changed."""
+        self.cpu_free[row] = cpu
+        self.ram_free[row] = ram
+        self.whole[row] = whole
+        self._log.append(row)
+
+    @property
+    def version(self) -> int:
+        """Grows with every change; a reader's place in the log."""
+        return self._log_start + len(self._log)
+
+    def changed_since(self, version: int) -> list[int] | None:
+        """The rows changed since that version, each once; None when that is too long ago to tell."""
+        if version < self._log_start:
+            return None
+        changed = self._log[version - self._log_start :]
+        if len(self._log) > 4 * self._capacity + 4096:
+            drop = len(self._log) // 2
+            del self._log[:drop]
+            self._log_start += drop
+        return changed if len(changed) < 2 else list(set(changed))
+
+    def cards_by_kind(self) -> FloatArray:
+        """How many cards of each make there are."""
+        kinds = self.code[:, : self.rows].ravel() // SHARES
+        count = np.bincount(kinds, minlength=len(self.kinds)).astype(np.float64)
+        count[0] = 0.0
+        return count

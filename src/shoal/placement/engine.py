@@ -1,0 +1,263 @@
+"""Decide: for a request the node and the cards, under a policy, in well under a millisecond.
+
+Pods of one template are one class. For each class and policy the engine keeps columns over all nodes: does it fit,
+what is it worth there, which cards would it take. A booking changes one node, so only that node is tried again. What
+the cluster as a whole makes dear (`pressures`) is added when deciding, for the nodes that can still win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+
+from shoal.model.allocation import Allocation
+from shoal.model.request import Request
+from shoal.placement import stacking
+from shoal.placement.classes import PodClass
+from shoal.placement.columns import BoolArray, FloatArray, Rows
+from shoal.placement.demand import DemandCounter, demand_of
+from shoal.placement.errors import PolicyError
+from shoal.placement.ledger import Booking, Ledger
+from shoal.placement.policies import POLICIES, Policy
+from shoal.placement.trial import CardRules, ClassTables, Score, Trial
+from shoal.placement.valuation import Valuation
+from shoal.placement.weights import SPLIT
+
+#: Memory for the columns of all classes; the ones unused for longest are dropped beyond it.
+COLUMN_BYTES = 32 << 20
+#: Past this part of all nodes changed, a class is tried on all of them again.
+_MOST = 0.5
+
+
+class Engine:
+    """One ledger, one demand, and the policies that choose on them."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        policy: Policy = POLICIES["fragmentation"],
+        *,
+        policies: Sequence[Policy] = tuple(POLICIES.values()),
+        rng: Random | None = None,
+    ) -> None:
+        self.ledger = ledger
+        self.policy = policy
+        self.demand = DemandCounter()
+        self.valuation = Valuation(ledger.columns)
+        self._policies = {known.name: known for known in (*policies, policy)}
+        self._rng = rng or Random(0)
+        self._classes: dict[Request, PodClass] = {}
+        self._columns: dict[tuple[PodClass, str], ClassColumns] = {}
+        self._next_refresh = self.demand.next_refresh()
+
+    # The life of a pod
+
+    def place(self, pod: str, request: Request) -> Allocation | None:
+        """Decide and book. A pod that does not fit counts as waiting until it is placed or removed."""
+        pod_class = self.class_of(request)
+        self.demand.arrive(pod, pod_class)
+        allocation = self._decide(pod_class, self.policy_for(request), None)
+        if allocation is not None:
+            self.ledger.assume(Booking(pod, allocation, request.cpu_milli, request.memory_mib))
+            self.demand.place(pod)
+        if self.demand.arrivals >= self._next_refresh:
+            self.refresh()
+        return allocation
+
+    def remove(self, pod: str) -> None:
+        """The pod is gone, placed or not."""
+        self.ledger.release(pod)
+        self.demand.depart(pod)
+
+    def decide(self, request: Request, *, among: BoolArray | None = None) -> Allocation | None:
+        """Where the pod would go, nothing booked; `among` limits the nodes, by row."""
+        return self._decide(self.class_of(request), self.policy_for(request), among)
+
+    def refresh(self) -> None:
+        """Make the demand anew from the pods that are there."""
+        if any(policy.learns for policy in self._policies.values()):
+            self.valuation.adopt(demand_of(self.demand.counts, self.ledger.columns))
+            self._columns.clear()
+        self._next_refresh = self.demand.next_refresh()
+
+    # Parts
+
+    def class_of(self, request: Request) -> PodClass:
+        known = self._classes.get(request)
+        if known is None:
+            known = self._classes[request] = PodClass(request)
+        return known
+
+    def policy_for(self, request: Request) -> Policy:
+        if request.policy is None:
+            return self.policy
+        try:
+            return self._policies[request.policy]
+        except KeyError:
+            raise PolicyError(
+                f"no policy {request.policy!r}: choose one of {', '.join(sorted(self._policies))}"
+            ) from None
+
+    def _rules_for(self, pod_class: PodClass, policy: Policy) -> CardRules:
+        """A pod's own policy comes before a node's, a node's before the configured one."""
+        if pod_class.request.policy is not None:
+            return CardRules(policy.cards, {})
+        return CardRules(policy.cards, {name: known.cards for name, known in self._policies.items()})
+
+    def _decide(self, pod_class: PodClass, policy: Policy, among: BoolArray | None) -> Allocation | None:
+        if self.valuation.catch_up():
+            self._columns.clear()
+        columns = self._columns_of(pod_class, policy)
+        row = columns.best(self._rng, among)
+        if row is None:
+            return None
+        node = self.ledger.node_at(row)
+        return stacking.allocation(node, pod_class, columns.deal(row), policy.name)
+
+    def _columns_of(self, pod_class: PodClass, policy: Policy) -> ClassColumns:
+        key = (pod_class, policy.name)
+        columns = self._columns.pop(key, None)
+        if columns is None:
+            columns = ClassColumns(pod_class, policy, self._rules_for(pod_class, policy), self.ledger, self.valuation)
+            while self._columns and columns.nbytes * (len(self._columns) + 1) > COLUMN_BYTES:
+                del self._columns[next(iter(self._columns))]
+        self._columns[key] = columns
+        columns.catch_up()
+        return columns
+
+
+class ClassColumns:
+    """One class under one policy, over all nodes."""
+
+    def __init__(
+        self, pod_class: PodClass, policy: Policy, rules: CardRules, ledger: Ledger, valuation: Valuation
+    ) -> None:
+        self._class = pod_class
+        self._policy = policy
+        self._rules = rules
+        self._ledger = ledger
+        self._valuation = valuation
+        self._tables = ClassTables(pod_class, ledger.columns, valuation)
+        size = len(ledger.columns.cpu_free)
+        self._gpus = sum(need.gpus for need in pod_class.needs)
+        #: The sum of scores; -inf where the pod does not fit.
+        self._sum = np.full(size, -np.inf)
+        self._ties = np.zeros(size)
+        #: What the node would be worth if nothing were dear: an upper bound.
+        self._bound = np.full(size, -np.inf)
+        self._slots = np.zeros((self._gpus, size), np.uint8)
+        self._takings = [np.zeros((pressure.lines(valuation), size), np.float32) for _, pressure in policy.pressures]
+        #: Nodes on which the containers fit only apart, and how they would be dealt out.
+        self._apart: dict[int, stacking.Deal] = {}
+        self._seen = -1
+        self.nbytes = sum(array.nbytes for array in (self._sum, self._ties, self._bound, self._slots, *self._takings))
+
+    def catch_up(self) -> None:
+        """Try the nodes that changed."""
+        columns = self._ledger.columns
+        changed = columns.changed_since(self._seen) if self._seen >= 0 else None
+        if changed is None or len(changed) > _MOST * columns.rows:
+            self._try(np.arange(columns.rows))
+        elif changed:
+            self._try(np.array(changed))
+        self._seen = columns.version
+
+    def _try(self, rows: Rows) -> None:
+        policy = self._policy
+        trial = Trial(self._tables, rows, self._ledger, self._valuation, self._rules)
+        fits = policy.filters[0].passes(trial)
+        for rule in policy.filters[1:]:
+            fits &= rule.passes(trial)
+        total = self._weighted(policy.scores, trial)
+        ties = self._weighted(policy.ties, trial)
+        total[~fits] = -np.inf
+        if self._class.splittable:
+            self._deal_apart(trial, fits, total)
+        self._sum[rows] = total
+        self._ties[rows] = ties
+        self._bound[rows] = self._rounded(total) + ties
+        for (_, pressure), kept in zip(policy.pressures, self._takings, strict=True):
+            if len(kept):
+                kept[:, rows] = pressure.takings(trial)
+        if self._gpus and not self._class.only_whole:
+            self._slots[:, rows] = np.concatenate(trial.picks[0])
+
+    def _deal_apart(self, trial: Trial, fits: BoolArray, total: FloatArray) -> None:
+        """Where the containers do not fit together they may fit apart; any node where they need not be wins."""
+        for i, row in enumerate(trial.rows.tolist()):
+            self._apart.pop(row, None)
+            node = self._ledger.node_at(row)
+            if fits[i] or any(rule.refusal(node, self._class) for rule in self._policy.filters):
+                continue
+            deal = stacking.spread(node, self._class)
+            if deal is not None:
+                self._apart[row] = deal
+                total[i] = SPLIT - len({slot for slots in deal for slot in slots})
+
+    def _rounded(self, total: FloatArray) -> FloatArray:
+        grain = self._policy.grain
+        return np.rint(total / grain) * grain if grain else total
+
+    @staticmethod
+    def _weighted(scores: Sequence[tuple[float, Score]], trial: Trial) -> FloatArray:
+        total: FloatArray | None = None
+        for weight, score in scores:
+            part = weight * score.score(trial)
+            total = part if total is None else total + part
+        return np.zeros(len(trial.rows)) if total is None else total
+
+    def best(self, rng: Random, among: BoolArray | None) -> int | None:
+        """The best node's row, or None when the pod fits nowhere."""
+        bound = self._bound[: self._ledger.columns.rows]
+        if among is not None:
+            bound = np.where(among, bound, -np.inf)
+        if not len(bound):
+            return None
+        if self._policy.random:
+            fitting = np.flatnonzero(bound > -np.inf)
+            return int(fitting[rng.randrange(len(fitting))]) if len(fitting) else None
+        first = int(bound.argmax())
+        if bound[first] == -np.inf:
+            return None
+        if self._policy.rank:
+            return self._ranked(bound)
+        priced = self._priced()
+        if not priced:
+            return first
+        value = self._exact(np.array([first]), priced)[0]
+        candidates = np.flatnonzero(bound >= value)
+        if len(candidates) == 1:
+            return first
+        return int(candidates[self._exact(candidates, priced).argmax()])
+
+    def _ranked(self, bound: FloatArray) -> int:
+        """The node of the policy's rank, or the last there is."""
+        fitting = np.flatnonzero(bound > -np.inf)
+        order = fitting[np.argsort(-bound[fitting], kind="stable")]
+        return int(order[min(self._policy.rank, len(order) - 1)])
+
+    def _priced(self) -> list[tuple[float, int, FloatArray]]:
+        """The pressures that cost something now: weight, number and prices."""
+        priced = []
+        for i, (weight, pressure) in enumerate(self._policy.pressures):
+            if len(self._takings[i]):
+                prices = pressure.prices(self._valuation, self._tables.models)
+                if prices is not None:
+                    priced.append((weight, i, prices))
+        return priced
+
+    def _exact(self, rows: Rows, priced: list[tuple[float, int, FloatArray]]) -> FloatArray:
+        total = self._sum[rows]
+        for weight, i, prices in priced:
+            pressure = self._policy.pressures[i][1]
+            total += weight * pressure.cost(prices, self._takings[i][:, rows], rows, self._valuation)
+        return self._rounded(total) + self._ties[rows]
+
+    def deal(self, row: int) -> stacking.Deal:
+        """The cards each container would get on this node."""
+        apart = self._apart.get(row)
+        if apart is not None:
+            return apart
+        return stacking.stacked(self._ledger.node_at(row), self._class, self._slots[self._class.whole :, row].tolist())

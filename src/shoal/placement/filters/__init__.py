@@ -1,0 +1,1 @@
+"""Which nodes can take a pod: one reason a file."""

@@ -1,0 +1,31 @@
+"""What decides among nodes that are equally good: leave little behind."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shoal.placement.columns import FloatArray
+from shoal.placement.trial import Trial
+
+
+class NodeWorth:
+    """K': the worth left on the node."""
+
+    def score(self, trial: Trial) -> FloatArray:
+        return trial.worth_after
+
+
+class CardLeft:
+    """The share left on the cards taken, 0..1 each; whole cards leave nothing."""
+
+    def score(self, trial: Trial) -> FloatArray:
+        return trial.left
+
+
+class CpuLeft:
+    """The cores left on the node, for pods that take a GPU."""
+
+    def score(self, trial: Trial) -> FloatArray:
+        if not trial.pod_class.wants_gpu:
+            return np.zeros(len(trial.rows))
+        return trial.cpu_after.astype(np.float64) * 0.001

@@ -1,0 +1,26 @@
+"""Cards that are linked to each other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shoal.placement.cards.topology import closeness
+from shoal.placement.columns import FloatArray
+from shoal.placement.stacking import untouched
+from shoal.placement.trial import Trial
+
+
+class Topology:
+    """How well the pod's whole cards would hang together on the node, 0..1 (`cards.topology.closeness`)."""
+
+    def score(self, trial: Trial) -> FloatArray:
+        score = np.zeros(len(trial.rows))
+        whole = trial.pod_class.whole
+        if whole < 2:
+            return score
+        for i, row in enumerate(trial.rows):
+            node = trial.ledger.node_at(int(row))
+            cards = [card.gpu for card in (node.slots[slot] for slot in untouched(node)) if card.gpu is not None]
+            if len(cards) >= whole:
+                score[i] = closeness(cards, whole)
+        return score
