@@ -40,6 +40,8 @@ class Allocation:
 
     def held(self) -> dict[str, Share]:
         """What the pod holds of each card, by UUID: the peak over its phases, not the sum of its containers."""
+        if len(self.containers) == 1:
+            return {card.uuid: card.share for card in self.containers[0].cards}
         peak: dict[str, Share] = {}
         for running in phases(tuple((c.kind, c) for c in self.containers)):
             at_once: dict[str, Share] = {}

@@ -12,7 +12,7 @@ from typing import Final
 
 from shoal.model import quantity
 from shoal.model.errors import QuantityError, RequestError, shown
-from shoal.model.manifest import Fields, PodManifest
+from shoal.model.manifest import Fields, PodContainer, PodManifest
 from shoal.model.request import phases
 
 CPU: Final = "cpu"
@@ -34,9 +34,7 @@ def memory_mib(pod: PodManifest) -> int:
 def _needed(pod: PodManifest, resource: str) -> Fraction:
     whole_pod = _amount(pod.pod_requests, resource, "the pod")
     if whole_pod is None:
-        each = tuple(
-            (c.kind, _requested(c.requests, c.limits, resource, f"container {shown(c.name)}")) for c in pod.containers
-        )
+        each = tuple((container.kind, _requested(container, resource)) for container in pod.containers)
         whole_pod = max(sum(phase, Fraction(0)) for phase in phases(each))
     if not whole_pod:
         # As the API server fills it in: a pod-level limit stands in for requests nobody made.
@@ -44,23 +42,26 @@ def _needed(pod: PodManifest, resource: str) -> Fraction:
     return whole_pod + (_amount(pod.overhead, resource, "the pod's overhead") or 0)
 
 
-def _requested(requests: Fields, limits: Fields, resource: str, who: str) -> Fraction:
-    request = _amount(requests, resource, who)
-    if request is None:
-        request = _amount(limits, resource, who)
+def _requested(container: PodContainer, resource: str) -> Fraction:
+    try:
+        request = _amount(container.requests, resource, "the container")
+        if request is None:
+            request = _amount(container.limits, resource, "the container")
+    except RequestError as error:
+        raise RequestError(f"container {shown(container.name)}: {error}") from error
     return request or Fraction(0)
 
 
-def _amount(amounts: Fields, resource: str, who: str) -> Fraction | None:
+def _amount(amounts: Fields, resource: str, where: str) -> Fraction | None:
     value = amounts.get(resource)
     if value is None:
         return None
     try:
         amount = quantity.parse(value)
     except QuantityError as error:
-        raise RequestError(f"{resource} of {who} cannot be read: {error}") from error
+        raise RequestError(f"{resource} of {where} cannot be read: {error}") from error
     if amount < 0:
-        raise RequestError(f"{resource} of {who} is {shown(value)}: an amount cannot be negative, write 0 or more")
+        raise RequestError(f"{resource} of {where} is {shown(value)}: an amount cannot be negative, write 0 or more")
     return amount
 
 

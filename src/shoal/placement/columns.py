@@ -71,6 +71,9 @@ class Columns:
         self._allocate(rows, slots)
 
     def _allocate(self, rows: int, slots: int) -> None:
+        """Facts about a node: CPU and memory free, whether it is there, untouched cards, the make of its cards (an
+        index into `models`), and the policy its label asks for in the choice of cards (an index into `policies`).
+        """
         self.slots = slots
         self._capacity = rows
         #: kind * SHARES + free share: one number that looks up any per-class table.
@@ -80,26 +83,18 @@ class Columns:
         self.clients_free = np.full((slots, rows), UNUSABLE, np.int16)
         #: Pods on each card.
         self.pods = np.zeros((slots, rows), np.int16)
-        #: Cards with nothing booked.
-        self.whole = np.zeros(rows, np.int64)
-        self.cpu_free = np.full(rows, UNUSABLE, np.int64)
-        self.ram_free = np.full(rows, UNUSABLE, np.int64)
-        #: The make of the node's cards, an index into `models`.
-        self.model = np.zeros(rows, np.intp)
-        #: The policy the node's label asks for in the choice of cards, an index into `policies`.
-        self.policy = np.zeros(rows, np.intp)
-        self.alive = np.zeros(rows, np.bool_)
+        #: One line per fact about a node, so that all of them are read at once; named below.
+        self.node = np.zeros((6, rows), np.int64)
+        self.cpu_free, self.ram_free, self.alive, self.whole, self.model, self.policy = self.node
+        self.cpu_free[:] = self.ram_free[:] = UNUSABLE
 
     def _grow(self, rows: int, slots: int) -> None:
-        old = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        old_slots, old_rows = self.code.shape
+        names = ("code", "memory_free", "compute_free", "clients_free", "pods", "node")
+        old = {name: getattr(self, name) for name in names}
         self._allocate(rows, slots)
-        for name, value in old.items():
-            target = getattr(self, name)
-            if value.ndim == 2:
-                target[:old_slots, :old_rows] = value
-            else:
-                target[:old_rows] = value
+        for name, values in old.items():
+            lines, length = values.shape
+            getattr(self, name)[:lines, :length] = values
 
     def add_row(self) -> int:
         """A new row, dead until it is written."""

@@ -21,6 +21,7 @@ from shoal.placement.demand import DemandCounter, demand_of
 from shoal.placement.errors import PolicyError
 from shoal.placement.ledger import Booking, Ledger
 from shoal.placement.policies import POLICIES, Policy
+from shoal.placement.pressures import Candidates, Cost
 from shoal.placement.trial import CardRules, ClassTables, Score, Trial
 from shoal.placement.valuation import Valuation
 from shoal.placement.weights import SPLIT
@@ -131,6 +132,10 @@ class Engine:
 class ClassColumns:
     """One class under one policy, over all nodes."""
 
+    #: Lines of `_kept`: the sum of scores (-inf where the pod does not fit), what decides among equals, what the node
+    #: would be worth if nothing were dear (a bound), worth lost, untouched cards used up.
+    SUM, TIES, BOUND, WORTH_LOST, UNTOUCHED = range(5)
+
     def __init__(
         self, pod_class: PodClass, policy: Policy, rules: CardRules, ledger: Ledger, valuation: Valuation
     ) -> None:
@@ -139,20 +144,13 @@ class ClassColumns:
         self._rules = rules
         self._ledger = ledger
         self._valuation = valuation
-        self._tables = ClassTables(pod_class, ledger.columns, valuation)
-        size = len(ledger.columns.cpu_free)
-        self._gpus = sum(need.gpus for need in pod_class.needs)
-        #: The sum of scores; -inf where the pod does not fit.
-        self._sum = np.full(size, -np.inf)
-        self._ties = np.zeros(size)
-        #: What the node would be worth if nothing were dear: an upper bound.
-        self._bound = np.full(size, -np.inf)
-        self._slots = np.zeros((self._gpus, size), np.uint8)
-        self._takings = [np.zeros((pressure.lines(valuation), size), np.float32) for _, pressure in policy.pressures]
+        self._tables = ClassTables(pod_class, ledger.columns, valuation, policy)
+        self._kept = np.zeros((5, len(ledger.columns.cpu_free)))
+        self._kept[self.SUM] = self._kept[self.BOUND] = -np.inf
         #: Nodes on which the containers fit only apart, and how they would be dealt out.
         self._apart: dict[int, stacking.Deal] = {}
         self._seen = -1
-        self.nbytes = sum(array.nbytes for array in (self._sum, self._ties, self._bound, self._slots, *self._takings))
+        self.nbytes = self._kept.nbytes
 
     def catch_up(self) -> None:
         """Try the nodes that changed."""
@@ -170,19 +168,15 @@ class ClassColumns:
         fits = policy.filters[0].passes(trial)
         for rule in policy.filters[1:]:
             fits &= rule.passes(trial)
-        total = self._weighted(policy.scores, trial)
-        ties = self._weighted(policy.ties, trial)
-        total[~fits] = -np.inf
+        if not self._class.splittable and not np.count_nonzero(fits):
+            self._kept[self.BOUND, rows] = -np.inf
+            return
+        total = np.where(fits, _weighted(trial.card_score, policy.scores, trial), -np.inf)
         if self._class.splittable:
             self._deal_apart(trial, fits, total)
-        self._sum[rows] = total
-        self._ties[rows] = ties
-        self._bound[rows] = self._rounded(total) + ties
-        for (_, pressure), kept in zip(policy.pressures, self._takings, strict=True):
-            if len(kept):
-                kept[:, rows] = pressure.takings(trial)
-        if self._gpus and not self._class.only_whole:
-            self._slots[:, rows] = np.concatenate(trial.picks[0])
+        ties = _weighted(trial.card_tie, policy.ties, trial)
+        bound = self._value(total, ties)
+        self._kept[:, rows] = (total, ties, bound, trial.worth_lost, trial.untouched_used)
 
     def _deal_apart(self, trial: Trial, fits: BoolArray, total: FloatArray) -> None:
         """Where the containers do not fit together they may fit apart; any node where they need not be wins."""
@@ -196,68 +190,78 @@ class ClassColumns:
                 self._apart[row] = deal
                 total[i] = SPLIT - len({slot for slots in deal for slot in slots})
 
-    def _rounded(self, total: FloatArray) -> FloatArray:
-        grain = self._policy.grain
-        return np.rint(total / grain) * grain if grain else total
-
-    @staticmethod
-    def _weighted(scores: Sequence[tuple[float, Score]], trial: Trial) -> FloatArray:
-        total: FloatArray | None = None
-        for weight, score in scores:
-            part = weight * score.score(trial)
-            total = part if total is None else total + part
-        return np.zeros(len(trial.rows)) if total is None else total
+    def _value(self, total: FloatArray, ties: FloatArray) -> FloatArray:
+        """The sum of scores in whole grains, then what decides among equals."""
+        if not self._policy.grain:
+            return total + ties
+        value = total / self._policy.grain
+        np.rint(value, out=value)
+        value *= self._policy.grain
+        value += ties
+        return value
 
     def best(self, rng: Random, among: BoolArray | None) -> int | None:
         """The best node's row, or None when the pod fits nowhere."""
-        bound = self._bound[: self._ledger.columns.rows]
+        bound: FloatArray = self._kept[self.BOUND, : self._ledger.columns.rows]
         if among is not None:
             bound = np.where(among, bound, -np.inf)
         if not len(bound):
             return None
-        if self._policy.random:
-            fitting = np.flatnonzero(bound > -np.inf)
-            return int(fitting[rng.randrange(len(fitting))]) if len(fitting) else None
         first = int(bound.argmax())
         if bound[first] == -np.inf:
             return None
-        if self._policy.rank:
-            return self._ranked(bound)
-        priced = self._priced()
-        if not priced:
+        if self._policy.random or self._policy.rank:
+            return self._other_than_best(bound, rng)
+        costs = [
+            (weight, cost)
+            for weight, pressure in self._policy.pressures
+            if (cost := pressure.at_present(self._valuation, self._tables)) is not None
+        ]
+        if not costs:
             return first
-        value = self._exact(np.array([first]), priced)[0]
+        value = self._exact(np.array([first]), costs)[0]
         candidates = np.flatnonzero(bound >= value)
         if len(candidates) == 1:
             return first
-        return int(candidates[self._exact(candidates, priced).argmax()])
+        return int(candidates[self._exact(candidates, costs).argmax()])
 
-    def _ranked(self, bound: FloatArray) -> int:
-        """The node of the policy's rank, or the last there is."""
+    def _exact(self, rows: Rows, costs: list[tuple[float, Cost]]) -> FloatArray:
+        """The worth of these nodes, pressures included."""
+        columns, kept = self._ledger.columns, self._kept.take(rows, axis=1)
+        nodes = Candidates(
+            rows,
+            columns.model[rows],
+            kept[self.WORTH_LOST],
+            columns.whole[rows] - kept[self.UNTOUCHED],
+            columns.cpu_free[rows] - float(self._class.cpu),
+        )
+        total = kept[self.SUM]
+        for weight, cost in costs:
+            total += weight * cost(nodes)
+        return self._value(total, kept[self.TIES])
+
+    def _other_than_best(self, bound: FloatArray, rng: Random) -> int:
+        """Any node that fits, or the one of the policy's rank."""
         fitting = np.flatnonzero(bound > -np.inf)
+        if self._policy.random:
+            return int(fitting[rng.randrange(len(fitting))])
         order = fitting[np.argsort(-bound[fitting], kind="stable")]
         return int(order[min(self._policy.rank, len(order) - 1)])
-
-    def _priced(self) -> list[tuple[float, int, FloatArray]]:
-        """The pressures that cost something now: weight, number and prices."""
-        priced = []
-        for i, (weight, pressure) in enumerate(self._policy.pressures):
-            if len(self._takings[i]):
-                prices = pressure.prices(self._valuation, self._tables.models)
-                if prices is not None:
-                    priced.append((weight, i, prices))
-        return priced
-
-    def _exact(self, rows: Rows, priced: list[tuple[float, int, FloatArray]]) -> FloatArray:
-        total = self._sum[rows]
-        for weight, i, prices in priced:
-            pressure = self._policy.pressures[i][1]
-            total += weight * pressure.cost(prices, self._takings[i][:, rows], rows, self._valuation)
-        return self._rounded(total) + self._ties[rows]
 
     def deal(self, row: int) -> stacking.Deal:
         """The cards each container would get on this node."""
         apart = self._apart.get(row)
         if apart is not None:
             return apart
-        return stacking.stacked(self._ledger.node_at(row), self._class, self._slots[self._class.whole :, row].tolist())
+        node = self._ledger.node_at(row)
+        if self._class.only_whole or not self._class.needs:
+            return stacking.stacked(node, self._class, ())
+        trial = Trial(self._tables, np.array([row]), self._ledger, self._valuation, self._rules)
+        return stacking.stacked(node, self._class, trial.stack(0))
+
+
+def _weighted(start: FloatArray, scores: Sequence[tuple[float, Score]], trial: Trial) -> FloatArray:
+    total = start
+    for weight, score in scores:
+        total = total + weight * score.score(trial)
+    return total

@@ -45,6 +45,9 @@ class KetiScores:
                         scores[slot, column] *= LINKED ** len(card.gpu.links)
         return scores
 
+    def keys(self, need: NeedTables) -> None:
+        """The choice depends on the whole node."""
+
     def pick(self, trial: Trial, need: NeedTables, fits: BoolArray) -> tuple[Rows, BoolArray]:
         """The highest scores; for several cards NVLink pairs against the next two, a pair gaining its percentage."""
         gpus = need.need.gpus

@@ -97,16 +97,19 @@ class CardBooks:
             return f"wanted whole, {self.pods} pods on it" if self.pods else None
         if self.exclusive:
             return "taken whole by another pod"
-        short = [
+        memory = self.gpu.memory_mib - self.memory_mib
+        clients = self.gpu.mps_clients - self.clients
+        if share.memory_mib <= memory and share.compute <= WHOLE - self.compute and share.clients <= clients:
+            return None
+        return ", ".join(
             f"{free} {unit} free of {total}, {wanted} wanted"
             for unit, wanted, free, total in (
-                ("MiB", share.memory_mib, self.gpu.memory_mib - self.memory_mib, self.gpu.memory_mib),
+                ("MiB", share.memory_mib, memory, self.gpu.memory_mib),
                 ("% compute", share.compute, WHOLE - self.compute, WHOLE),
-                ("MPS clients", share.clients, self.gpu.mps_clients - self.clients, self.gpu.mps_clients),
+                ("MPS clients", share.clients, clients, self.gpu.mps_clients),
             )
             if wanted > free
-        ]
-        return ", ".join(short) or None
+        )
 
     def figures(self) -> CardFigures:
         if self.gpu is None or self.fault() is not None:

@@ -26,7 +26,7 @@ from shoal.placement.scores.regret import Regret
 from shoal.placement.scores.spread import FreeShare
 from shoal.placement.scores.stranding import Stranding
 from shoal.placement.scores.topology import Topology
-from shoal.placement.trial import CardRule, Filter, Score
+from shoal.placement.trial import CardRule, CardScore, Filter, Score
 
 FILTERS: tuple[Filter, ...] = (NodeResources(), CardFit())
 
@@ -37,10 +37,12 @@ class Policy:
 
     name: str
     cards: CardRule
-    scores: tuple[tuple[float, Score], ...]
+    scores: tuple[tuple[float, Score], ...] = ()
+    card_scores: tuple[tuple[float, CardScore], ...] = ()
     pressures: tuple[tuple[float, Pressure], ...] = ()
     grain: float = 0.0
     ties: tuple[tuple[float, Score], ...] = ()
+    card_ties: tuple[tuple[float, CardScore], ...] = ()
     filters: tuple[Filter, ...] = FILTERS
     #: The policy looks at what is in demand; the others do without.
     learns: bool = False
@@ -53,24 +55,29 @@ class Policy:
 FRAGMENTATION = Policy(
     "fragmentation",
     LeastRegret(),
-    ((weights.REGRET, Regret()), (weights.STRANDING, Stranding())),
+    scores=((weights.STRANDING, Stranding()),),
+    card_scores=((weights.REGRET, Regret()),),
     pressures=((weights.SCARCE_MODEL, ScarceModel()), (weights.BLOCK, BrokenBlock())),
     grain=weights.GRAIN,
-    ties=(
-        (weights.TIE_NODE_WORTH, NodeWorth()),
-        (weights.TIE_CARD_LEFT, CardLeft()),
-        (weights.TIE_CPU_LEFT, CpuLeft()),
-    ),
+    ties=((weights.TIE_NODE_WORTH, NodeWorth()), (weights.TIE_CPU_LEFT, CpuLeft())),
+    card_ties=((weights.TIE_CARD_LEFT, CardLeft()),),
     learns=True,
 )
-BINPACK = Policy("binpack", LeastFree(), ((-1.0, CardLeft()), (-0.1, FreeShare())))
+BINPACK = Policy(
+    "binpack", LeastFree(), scores=((weights.NODE_FREE, FreeShare()),), card_scores=((weights.CARD_FREE, CardLeft()),)
+)
 SPREAD = Policy("spread", MostFree(), ((1.0, FreeShare()),))
 BEST_FIT = Policy("best-fit", LeastFree(), ((1.0, BestFit()),))
 DOT_PRODUCT = Policy("dot-product", LeastFree(), ((1.0, DotProduct()),))
 GPU_PACKING = Policy("gpu-packing", LeastFree(), ((1.0, GpuPacking()),))
 GPU_CLUSTERING = Policy("gpu-clustering", LeastFree(), ((1.0, GpuClustering()),))
-TOPOLOGY = Policy("topology", LeastFree(), ((1.0, Topology()), (-0.1, FreeShare()), (-0.1, CardLeft())))
-RANDOM = Policy("random", LeastFree(), (), random=True)
+TOPOLOGY = Policy(
+    "topology",
+    LeastFree(),
+    scores=((weights.LINKED_CARDS, Topology()), (weights.NODE_FREE, FreeShare())),
+    card_scores=((weights.CARD_FREE, CardLeft()),),
+)
+RANDOM = Policy("random", LeastFree(), random=True)
 
 POLICIES: Mapping[str, Policy] = {
     policy.name: policy

@@ -1,56 +1,55 @@
 """Costs that follow the whole cluster: a model or a block of free cards that runs short everywhere.
 
-A pressure keeps what a class would take away from each node, and prices it by the state of the cluster at the moment
-of the decision. A price is never negative, so a node's cost without pressures is a bound on its cost with them.
+A pressure prices what a class would take from a node by the state of the cluster at the moment of the decision. Its
+cost is never negative, so what a node is worth without pressures is a bound on what it is worth with them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal.placement.columns import FloatArray, Rows
-from shoal.placement.demand import ModelSet
-from shoal.placement.trial import Trial
+from shoal.placement.trial import ClassTables
 from shoal.placement.valuation import Valuation
 
-#: What a class takes away from each node: one line per thing that can run short.
-Takings = npt.NDArray[np.float64] | npt.NDArray[np.float32]
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Some nodes, and what a class would leave of them."""
+
+    rows: Rows
+    model: Rows
+    worth_lost: FloatArray
+    whole_after: FloatArray
+    cpu_after: FloatArray
+
+
+#: The cost of a pressure at its present prices, on some nodes.
+Cost = Callable[[Candidates], FloatArray]
 
 
 class Pressure(Protocol):
-    """A cost whose price is set by the cluster."""
+    """A cost whose prices are set by the cluster."""
 
-    def lines(self, valuation: Valuation) -> int:
-        """How many lines of takings it keeps."""
-
-    def takings(self, trial: Trial) -> Takings:
-        """What the class would take from the trial's nodes, [line, row]."""
-
-    def prices(self, valuation: Valuation, models: ModelSet) -> FloatArray | None:
-        """The present prices for a pod allowed on these models; None when nothing is short."""
-
-    def cost(self, prices: FloatArray, takings: Takings, rows: Rows, valuation: Valuation) -> FloatArray:
-        """The cost on these nodes."""
+    def at_present(self, valuation: Valuation, tables: ClassTables) -> Cost | None:
+        """The cost for this class at the present prices; None when nothing it takes is short."""
 
 
 class ScarceModel:
     """pM·(K - K'): worth taken from models that confined pods will lack (`Valuation.scarcity`)."""
 
-    def lines(self, valuation: Valuation) -> int:
-        return 1 if valuation.demand.model_sets else 0
+    def at_present(self, valuation: Valuation, tables: ClassTables) -> Cost | None:
+        prices = valuation.scarcity(tables.models)
+        if prices is None:
+            return None
 
-    def takings(self, trial: Trial) -> Takings:
-        return trial.worth_lost[None, :]
+        def cost(nodes: Candidates) -> FloatArray:
+            return prices.take(nodes.model) * nodes.worth_lost
 
-    def prices(self, valuation: Valuation, models: ModelSet) -> FloatArray | None:
-        prices = valuation.scarcity(models)
-        return prices if prices.any() else None
-
-    def cost(self, prices: FloatArray, takings: Takings, rows: Rows, valuation: Valuation) -> FloatArray:
-        cost: FloatArray = prices.take(valuation.model(rows)) * takings[0]
         return cost
 
 
@@ -60,20 +59,20 @@ class BrokenBlock:
     Whole cards together with the CPU they need are worth more than the cards one by one.
     """
 
-    def lines(self, valuation: Valuation) -> int:
-        return len(valuation.demand.blocks.models)
+    def at_present(self, valuation: Valuation, tables: ClassTables) -> Cost | None:
+        if not len(tables.block_gpus):
+            return None
+        prices = valuation.block_pressure() * tables.block_gpus
+        pressed = np.flatnonzero(prices)
+        if not len(pressed):
+            return None
+        price = prices[pressed, None]
 
-    def takings(self, trial: Trial) -> Takings:
-        lost = trial.valuation.blocks[:, trial.rows]
-        lost -= trial.valuation.block_count(trial.whole_after, trial.cpu_after, trial.model)
-        lost *= trial.tables.block_gpus
-        return lost
+        def cost(nodes: Candidates) -> FloatArray:
+            lost = valuation.blocks[pressed[:, None], nodes.rows]
+            lost -= valuation.block_count(nodes.whole_after, nodes.cpu_after, nodes.model, pressed)
+            lost *= price
+            worst: FloatArray = np.maximum.reduce(lost, axis=0)
+            return worst
 
-    def prices(self, valuation: Valuation, models: ModelSet) -> FloatArray | None:
-        prices = valuation.block_pressure()
-        return prices if prices.any() else None
-
-    def cost(self, prices: FloatArray, takings: Takings, rows: Rows, valuation: Valuation) -> FloatArray:
-        pressed = prices > 0
-        cost: FloatArray = (takings[pressed] * prices[pressed, None]).max(axis=0)
         return cost

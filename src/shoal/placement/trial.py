@@ -23,6 +23,9 @@ from shoal.placement.valuation import Valuation
 class CardRule(Protocol):
     """Chooses the cards of a node for one need."""
 
+    def keys(self, need: NeedTables) -> FloatArray | None:
+        """A key for every code, the lowest being taken, when the choice depends on nothing else."""
+
     def pick(self, trial: Trial, need: NeedTables, fits: BoolArray) -> tuple[Rows, BoolArray]:
         """The slots taken, [card, row], and the nodes that have enough; only cards in `fits` may be taken."""
 
@@ -59,11 +62,17 @@ class Score(Protocol):
     def score(self, trial: Trial) -> FloatArray: ...
 
 
+class CardScore(Protocol):
+    """Says how good it is to take a card, by its code alone; summed over the cards taken for shares."""
+
+    def by_card(self, need: NeedTables) -> FloatArray: ...
+
+
 def take_lowest(keys: FloatArray, fits: BoolArray, gpus: int) -> tuple[Rows, BoolArray]:
     """Of the cards that fit, those with the lowest keys; the lowest slot among equals."""
     keys = np.where(fits, keys, np.inf)
     if gpus == 1:
-        return keys.argmin(axis=0)[None, :], keys.min(axis=0) < np.inf
+        return keys.argmin(axis=0)[None, :], np.minimum.reduce(keys, axis=0) < np.inf
     if gpus > len(keys):
         return np.zeros((gpus, keys.shape[1]), np.intp), np.zeros(keys.shape[1], np.bool_)
     slots = keys.argsort(axis=0, kind="stable")[:gpus]
@@ -73,34 +82,61 @@ def take_lowest(keys: FloatArray, fits: BoolArray, gpus: int) -> tuple[Rows, Boo
 class NeedTables:
     """One need of a class against every make of card: looked up by a card's code (kind and free share)."""
 
-    #: Lines of `outcome`: worth lost, price of the piece, untouched cards used up, share left (0..1).
-    WORTH_LOST, PRICE, UNTOUCHED, LEFT = range(4)
+    #: Lines of `outcome`: worth lost, untouched cards used up, the policy's card scores, its card ties.
+    WORTH_LOST, UNTOUCHED, SCORE, TIE = range(4)
 
-    def __init__(self, need: CardNeed, columns: Columns, valuation: Valuation) -> None:
+    def __init__(self, need: CardNeed, columns: Columns, valuation: Valuation, policy: CardPolicy) -> None:
         self.need = need
         share = np.arange(SHARES)
         sizes = np.array([need.size_on(kind) for kind in columns.kinds])
-        #: The free share left on the card, by code.
+        #: The free share of the card before and after, what the pod's piece is worth itself, and what is lost.
+        self.share = np.tile(share, len(sizes))
         self.left = np.maximum(share[None, :] - sizes[:, None], 0).ravel()
+        self.price = valuation.demand.worth.price[np.repeat(sizes, SHARES)]
         first_code = np.repeat(np.arange(len(sizes)) * SHARES, SHARES)
-        self.outcome = np.array(
-            [
-                valuation.code_worth - valuation.code_worth[first_code + self.left],
-                valuation.demand.worth.price[np.repeat(sizes, SHARES)],
-                np.tile(share == WHOLE, len(sizes)),
-                np.zeros(len(self.left)) if need.share.exclusive else self.left / WHOLE,
-            ]
-        )
-        #: Filled by card rules that need nothing but the code.
-        self.keys: FloatArray | None = None
+        self.worth_lost = valuation.code_worth - valuation.code_worth[first_code + self.left]
+        self.outcome = np.zeros((4, len(self.left)))
+        self.outcome[self.WORTH_LOST] = self.worth_lost
+        self.outcome[self.UNTOUCHED] = self.share == WHOLE
+        if not need.share.exclusive:
+            for line, scores in ((self.SCORE, policy.card_scores), (self.TIE, policy.card_ties)):
+                for weight, score in scores:
+                    self.outcome[line] += weight * score.by_card(self)
+        self.keys = policy.cards.keys(self)
+        #: The codes in the order of their keys, each number ending in the code itself: the least one is taken.
+        self.order: IntArray | None = None
+        if self.keys is not None:
+            ranks = np.unique(self.keys, return_inverse=True)[1]
+            self.order = ranks.astype(np.int64) << CODE_BITS | np.arange(len(ranks))
+
+
+#: Room for a code below its rank in `NeedTables.order`, and the mask that takes the code back out.
+CODE_BITS = 32
+CODE_MASK = (1 << CODE_BITS) - 1
+#: Above every number in `NeedTables.order`: the card does not fit.
+NO_FIT = 1 << 62
+
+
+class CardPolicy(Protocol):
+    """What the tables need to know of a policy."""
+
+    @property
+    def cards(self) -> CardRule: ...
+    @property
+    def card_scores(self) -> tuple[tuple[float, CardScore], ...]: ...
+    @property
+    def card_ties(self) -> tuple[tuple[float, CardScore], ...]: ...
 
 
 class ClassTables:
-    """A class against every make of card, under one demand."""
+    """A class against every make of card, under one policy and one demand."""
 
-    def __init__(self, pod_class: PodClass, columns: Columns, valuation: Valuation) -> None:
+    def __init__(self, pod_class: PodClass, columns: Columns, valuation: Valuation, policy: CardPolicy) -> None:
         self.pod_class = pod_class
-        self.needs = tuple(NeedTables(need, columns, valuation) for need in pod_class.needs)
+        self.needs = tuple(NeedTables(need, columns, valuation, policy) for need in pod_class.needs)
+        #: The least CPU and memory a node must have free, and that it is there; a pod that asks for none fits anyway.
+        least = np.iinfo(np.int64).min
+        self.node_needs = np.array([[pod_class.cpu or least], [pod_class.ram or least], [1]])
         self.models = allowed_models(pod_class, columns)
         #: Cards of a model the pod accepts, by code.
         self.accepted = np.repeat([accepts_model(pod_class.selector, kind.model) for kind in columns.kinds], SHARES)
@@ -112,7 +148,7 @@ class ClassTables:
                 for gpus, cpu, models in zip(blocks.gpus, blocks.cpu, blocks.models, strict=True)
             ],
             np.float64,
-        ).reshape(-1, 1)
+        )
 
 
 class Trial:
@@ -126,26 +162,19 @@ class Trial:
         self.columns = ledger.columns
         self.valuation = valuation
         self._rules = rules
+        #: The lines of `Columns.node`: CPU and memory free, alive, untouched cards, make of the cards, label's policy.
+        self.facts = self.columns.node.take(rows, axis=1)
+        self.cpu_free: IntArray = self.facts[0]
+        self.whole_free: IntArray = self.facts[3]
+        self.model: IntArray = self.facts[4]
+        self.labels: IntArray = self.facts[5]
 
     # Before
 
     @lazy
     def code(self) -> IntArray:
         """Kind and free share of every card, [slot, row]."""
-        return self.columns.code[:, self.rows]
-
-    @lazy
-    def cpu_free(self) -> IntArray:
-        return self.columns.cpu_free[self.rows]
-
-    @lazy
-    def whole_free(self) -> IntArray:
-        """Untouched cards."""
-        return self.columns.whole[self.rows]
-
-    @lazy
-    def model(self) -> Rows:
-        return self.columns.model[self.rows]
+        return self.columns.code.take(self.rows, axis=1)
 
     # The cards
 
@@ -154,12 +183,33 @@ class Trial:
         """The nodes that have cards for every need."""
         if self.pod_class.only_whole:
             return self.whole_free >= self.pod_class.whole
+        if self._one_by_code:
+            return self._least < NO_FIT
         return self.picks[1]
+
+    @lazy
+    def _one_by_code(self) -> bool:
+        """One card for a share, chosen by its code: which slot it is in need not be known yet."""
+        needs = self.tables.needs
+        return (
+            len(needs) == 1
+            and needs[0].need.gpus == 1
+            and needs[0].order is not None
+            and not needs[0].need.share.exclusive
+            and not (self._rules.by_label and len(self.columns.policies) > 1 and self.labels.any())
+        )
+
+    @lazy
+    def _least(self) -> IntArray:
+        need = self.tables.needs[0]
+        assert need.order is not None
+        least: IntArray = np.minimum.reduce(np.where(self._fits(need.need), need.order.take(self.code), NO_FIT), axis=0)
+        return least
 
     @lazy
     def picks(self) -> tuple[list[Rows], BoolArray]:
         """Per need the slots of its cards, [card, row], and the nodes on which every need found its cards."""
-        found = np.ones(len(self.rows), np.bool_)
+        found: BoolArray | None = None
         picks: list[Rows] = []
         taken: BoolArray | None = None
         for tables in self.tables.needs:
@@ -167,25 +217,64 @@ class Trial:
             if taken is not None:
                 fits &= ~taken
             slots, enough = self._pick(tables, fits)
-            found &= enough
+            found = enough if found is None else found & enough
             picks.append(slots)
             if len(self.tables.needs) > 1:
                 taken = np.zeros(self.code.shape, np.bool_) if taken is None else taken
                 taken[slots, np.arange(len(self.rows))] = True
-        return picks, found
+        return picks, np.ones(len(self.rows), np.bool_) if found is None else found
+
+    def stack(self, column: int) -> list[int]:
+        """The slots taken for shares on one of the nodes, need by need."""
+        if self._one_by_code:
+            return [self._slot_by_code(int(self.rows[column]))]
+        return [
+            int(slot)
+            for slots, tables in zip(self.picks[0], self.tables.needs, strict=True)
+            if not tables.need.share.exclusive
+            for slot in slots[:, column]
+        ]
+
+    def _slot_by_code(self, row: int) -> int:
+        """The card that `_least` stands for: the first one that fits and has its code."""
+        tables, columns = self.tables.needs[0], self.columns
+        assert tables.order is not None
+        share, order = tables.need.share, tables.order
+        slots = [
+            (int(order[code]), slot)
+            for slot, (code, memory, compute, clients) in enumerate(
+                zip(
+                    columns.code[:, row].tolist(),
+                    columns.memory_free[:, row].tolist(),
+                    columns.compute_free[:, row].tolist(),
+                    columns.clients_free[:, row].tolist(),
+                    strict=True,
+                )
+            )
+            if memory >= share.memory_mib and compute >= share.compute and clients >= share.clients
+        ]
+        if self.pod_class.selector:
+            accepted = self._accepted()[:, self.rows.tolist().index(row)]
+            slots = [(rank, slot) for rank, slot in slots if accepted[slot]]
+        return min(slots)[1]
 
     def _fits(self, need: CardNeed) -> BoolArray:
         """Cards with this much of everything free and accepted by the pod, [slot, row]."""
         share, columns = need.share, self.columns
-        fits: BoolArray
+        fits: BoolArray | None = None
         if share.exclusive:
             fits = self.code % SHARES == WHOLE
         else:
-            fits = columns.compute_free[:, self.rows] >= share.compute
-            if share.memory_mib:
-                fits &= columns.memory_free[:, self.rows] >= share.memory_mib
-            if share.clients:
-                fits &= columns.clients_free[:, self.rows] >= share.clients
+            for free, wanted in (
+                (columns.memory_free, share.memory_mib),
+                (columns.compute_free, share.compute),
+                (columns.clients_free, share.clients),
+            ):
+                if wanted:
+                    enough = free.take(self.rows, axis=1) >= wanted
+                    fits = enough if fits is None else fits & enough
+            if fits is None:
+                fits = columns.compute_free.take(self.rows, axis=1) >= 0
         if self.pod_class.selector:
             fits &= self._accepted()
         return fits
@@ -205,11 +294,11 @@ class Trial:
             return take_lowest(self._wanted_by_others(tables.need), fits, tables.need.gpus)
         slots, enough = self._rules.own.pick(self, tables, fits)
         if self._rules.by_label:
-            labels = self.columns.policy[self.rows]
-            for i in np.unique(labels[labels > 0]):
+            for i in set(self.labels.tolist()) - {0}:
                 rule = self._rules.by_label.get(self.columns.policies[i])
                 if rule is not None:
-                    slots[:, labels == i] = rule.pick(self, tables, fits)[0][:, labels == i]
+                    asking = self.labels == i
+                    slots[:, asking] = rule.pick(self, tables, fits)[0][:, asking]
         return slots, enough
 
     def _wanted_by_others(self, need: CardNeed) -> FloatArray:
@@ -225,15 +314,21 @@ class Trial:
     @lazy
     def _outcome(self) -> FloatArray:
         """The lines of `NeedTables.outcome`, summed over the cards taken."""
-        whole = float(self.pod_class.whole)
         if self.pod_class.only_whole:
-            return np.repeat([[whole], [whole], [whole], [0.0]], len(self.rows), axis=1)
-        total = np.zeros((4, len(self.rows)))
-        index = np.arange(len(self.rows))
-        for slots, tables in zip(self.picks[0], self.tables.needs, strict=True):
-            for slot in slots:
-                total += tables.outcome.take(self.code[slot, index], axis=1)
-        return total
+            whole = float(self.pod_class.whole)
+            return np.repeat([[whole], [whole], [0.0], [0.0]], len(self.rows), axis=1)
+        if self._one_by_code:
+            return self.tables.needs[0].outcome.take(self._least & CODE_MASK, axis=1, mode="clip")
+        parts = [
+            tables.outcome.take(self.code[slot, self._index], axis=1)
+            for slots, tables in zip(self.picks[0], self.tables.needs, strict=True)
+            for slot in slots
+        ]
+        return sum(parts[1:], parts[0]) if parts else np.zeros((4, len(self.rows)))
+
+    @lazy
+    def _index(self) -> Rows:
+        return np.arange(len(self.rows))
 
     @lazy
     def worth_lost(self) -> FloatArray:
@@ -242,22 +337,22 @@ class Trial:
         return line
 
     @lazy
-    def price(self) -> FloatArray:
-        """q: what the pod itself is worth, on the cards it would take."""
-        line: FloatArray = self._outcome[NeedTables.PRICE]
+    def card_score(self) -> FloatArray:
+        """The policy's card scores of the cards taken."""
+        line: FloatArray = self._outcome[NeedTables.SCORE]
         return line
 
     @lazy
-    def left(self) -> FloatArray:
-        """Free share left on the cards taken for shares, 0..1 each; whole cards leave nothing."""
-        line: FloatArray = self._outcome[NeedTables.LEFT]
+    def card_tie(self) -> FloatArray:
+        """The policy's card ties of the cards taken."""
+        line: FloatArray = self._outcome[NeedTables.TIE]
         return line
 
     @lazy
-    def whole_after(self) -> IntArray:
-        """Untouched cards left."""
-        used: IntArray = self._outcome[NeedTables.UNTOUCHED].astype(np.int64)
-        return self.whole_free - used
+    def untouched_used(self) -> FloatArray:
+        """Untouched cards among those taken."""
+        line: FloatArray = self._outcome[NeedTables.UNTOUCHED]
+        return line
 
     @lazy
     def cpu_after(self) -> IntArray:

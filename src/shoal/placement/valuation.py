@@ -7,15 +7,20 @@ present state alone, never on the way that led there: the sums are kept in whole
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from shoal.placement.columns import SHARES, BoolArray, Columns, FloatArray, IntArray, Rows
+from shoal.placement.columns import SHARES, Columns, FloatArray, IntArray, Rows
 from shoal.placement.demand import NO_DEMAND, Demand, ModelSet
-from shoal.placement.normal import cdf, loss
+from shoal.placement.normal import cdf, loss, loss_at
 from shoal.placement.weights import CPU_NEED, CPU_SPREAD, NEGLIGIBLE
 
 #: Sums of worths are kept in this part of a GPU.
 _UNIT = 2.0**-20
+_TINY = 1e-12
+#: Up to this many changed nodes are valued one by one: plain arithmetic is faster than arrays of one.
+_FEW = 8
 
 
 class Valuation:
@@ -29,6 +34,10 @@ class Valuation:
     def adopt(self, demand: Demand) -> None:
         """Value everything anew under another demand."""
         self.demand = demand
+        per_gpu = max(CPU_NEED * demand.cores_per_gpu, _TINY)
+        self._gpus_per_cpu = 0.001 / per_gpu
+        self._spread = CPU_SPREAD * demand.cores_spread / per_gpu
+        self._block_root = 2 * np.sqrt(demand.blocks.part * demand.blocks.gpus)
         self._rebuild()
 
     def _rebuild(self) -> None:
@@ -39,6 +48,10 @@ class Valuation:
         #: Worth of a card by its code (kind and free share).
         self.code_worth = np.tile(self.demand.worth.worth, len(columns.kinds))
         self.code_worth[:SHARES] = 0.0
+        self._code_worths: list[float] = self.code_worth.tolist()
+        self._block_list = list(
+            zip(blocks.gpus.tolist(), np.maximum(blocks.cpu, 1).tolist(), blocks.models, strict=True)
+        )
         self.worth = np.zeros(size)
         self.stranded = np.zeros(size)
         self._usable = np.zeros(size, np.int64)
@@ -46,10 +59,11 @@ class Valuation:
         self._members = np.array(
             [[models >> i & 1 for i in range(len(columns.models))] for models in self.demand.model_sets], np.int64
         ).reshape(len(self.demand.model_sets), len(columns.models))
-        self.block_allowed = np.array(
+        self._block_allowed = np.array(
             [[models >> i & 1 for i in range(len(columns.models))] for models in blocks.models], np.float64
         ).reshape(len(blocks.models), len(columns.models))
-        self._blocks_by_cards = (np.arange(columns.slots + 1) // blocks.gpus[:, None]).astype(np.float64)
+        self._blocks_anywhere = bool(self._block_allowed.all())
+        self._block_gpus = blocks.gpus.astype(np.float64)[:, None]
         self._block_cpu = np.maximum(blocks.cpu, 1).astype(np.float64)[:, None]
         self.blocks = np.zeros((len(blocks.models), size))
         self._block_sum = np.zeros(len(blocks.models))
@@ -67,15 +81,17 @@ class Valuation:
         if changed is None:
             self._rebuild()
             return True
-        if changed:
+        if len(changed) > _FEW:
             self._update(np.array(changed))
-            self._seen = columns.version
+        else:
+            for row in changed:
+                self._update_one(row)
+        self._seen = columns.version
         return False
 
     def _update(self, rows: Rows) -> None:
-        columns = self._columns
-        cpu, whole, model = columns.cpu_free[rows], columns.whole[rows], columns.model[rows]
-        worth = self.code_worth.take(columns.code[:, rows]).sum(axis=0)
+        cpu, _, _, whole, model, _ = self._columns.node.take(rows, axis=1)
+        worth = self.code_worth.take(self._columns.code.take(rows, axis=1)).sum(axis=0)
         stranded = self.stranding(worth, cpu)
         usable = ((worth - stranded) / _UNIT).astype(np.int64)
         self.worth[rows] = worth
@@ -84,69 +100,90 @@ class Valuation:
             self._model_usable[i] += more
         self._usable[rows] = usable
         if len(self.blocks):
-            held = self.block_count(whole, cpu, model)
-            self._block_sum += held.sum(axis=1) - self.blocks[:, rows].sum(axis=1)
+            held = self.block_count(whole, cpu, model, np.arange(len(self.blocks)))
+            self._block_sum += (held - self.blocks[:, rows]).sum(axis=1)
             self.blocks[:, rows] = held
+
+    def _update_one(self, row: int) -> None:
+        """`_update` for one node, number by number and in the same order."""
+        cpu, _, _, whole, model, _ = self._columns.node[:, row].tolist()
+        worth_of = self._code_worths
+        worth = sum([worth_of[code] for code in self._columns.code[:, row].tolist()])
+        spread = math.sqrt(worth) * self._spread + _TINY
+        stranded = min(worth, loss_at((cpu * self._gpus_per_cpu - worth) / spread) * spread)
+        usable = int((worth - stranded) / _UNIT)
+        self.worth[row] = worth
+        self.stranded[row] = stranded
+        self._model_usable[model] += usable - int(self._usable[row])
+        self._usable[row] = usable
+        if self._block_list:
+            held = [
+                min(whole // gpus, cpu // needed) if models >> model & 1 else 0
+                for gpus, needed, models in self._block_list
+            ]
+            column = self.blocks[:, row]
+            self._block_sum += np.subtract(held, column)
+            column[:] = held
 
     def stranding(self, worth: FloatArray, cpu: IntArray) -> FloatArray:
         """S: the GPU equivalents expected to lack CPU, of nodes with free worth K and free CPU.
 
-        a = CPU_NEED·mu·K, s = CPU_SPREAD·sigma·sqrt(K), S = min(K, s·loss((cpu - a)/s) / (CPU_NEED·mu)).
+        a = CPU_NEED·mu·K, s = CPU_SPREAD·sigma·sqrt(K), S = min(K, s·loss((cpu - a)/s) / (CPU_NEED·mu)); computed in
+        GPU equivalents, that is with everything divided by CPU_NEED·mu.
         """
-        per_gpu = max(CPU_NEED * self.demand.cores_per_gpu, 1e-9)
         worth = np.maximum(worth, 0.0)
         spread = np.sqrt(worth)
-        spread *= CPU_SPREAD * self.demand.cores_spread
-        spread += 1e-12
-        short = loss((cpu * 0.001 - per_gpu * worth) / spread)
+        spread *= self._spread
+        spread += _TINY
+        served = cpu * self._gpus_per_cpu
+        served -= worth
+        served /= spread
+        short = loss(served)
         short *= spread
-        short /= per_gpu
         return np.minimum(worth, short)
 
-    def block_count(self, whole: IntArray, cpu: IntArray, model: Rows) -> FloatArray:
-        """How many pods of each multi-GPU class such nodes can take, [class, node]; whole numbers."""
-        by_cpu = cpu / self._block_cpu
+    def block_count(
+        self, whole: FloatArray | IntArray, cpu: FloatArray | IntArray, model: Rows, blocks: Rows
+    ) -> FloatArray:
+        """How many pods of these multi-GPU classes such nodes can take, [class, node]; whole numbers."""
+        by_cpu = cpu / self._block_cpu[blocks]
         np.floor(by_cpu, out=by_cpu)
-        held = np.minimum(self._blocks_by_cards.take(whole, axis=1, mode="clip"), by_cpu)
-        held *= self.block_allowed.take(model, axis=1)
+        held = np.minimum(np.floor(whole / self._block_gpus[blocks]), by_cpu)
+        if not self._blocks_anywhere:
+            held *= self._block_allowed[blocks[:, None], model]
         return held
-
-    def model(self, rows: Rows) -> Rows:
-        return self._columns.model[rows]
 
     @property
     def usable(self) -> float:
         """F: the free GPU equivalents that can be used."""
         return max(1.0, sum(self._model_usable) * _UNIT)
 
-    def scarcity(self, models: ModelSet) -> FloatArray:
+    def scarcity(self, models: ModelSet) -> FloatArray | None:
         """pM by model: how likely the model runs short for pods confined to it, for a pod allowed on `models`.
 
         The largest, over the watched sets A that hold the model but not all of the pod's own models, of
-        cdf((H·F - C) / (2·sqrt(H·F·qbar) + 0.5)): demand confined to A against what is free in A.
+        cdf((H·F - C) / (2·sqrt(H·F·qbar) + 0.5)): demand confined to A against what is free in A. None when no set
+        concerns the pod.
         """
-        concerned = self.concerned(models)
-        if not concerned.any():
-            return np.zeros(len(self._columns.models))
+        concerned = [i for i, watched in enumerate(self.demand.model_sets) if models | watched != watched]
+        if not concerned:
+            return None
         members = self._members[concerned]
         expected = self.demand.confined[concerned] * self.usable
         free = members @ np.array(self._model_usable, np.float64) * _UNIT
         short = cdf((expected - free) / (2 * np.sqrt(expected * self.demand.pod_size) + 0.5))
-        result: FloatArray = (members * short[:, None]).max(axis=0)
+        result: FloatArray = np.maximum.reduce(members * short[:, None], axis=0)
         return result
-
-    def concerned(self, models: ModelSet) -> BoolArray:
-        """The watched model sets that do not cover all of these models."""
-        return np.array([models | watched != watched for watched in self.demand.model_sets], np.bool_)
 
     def block_pressure(self) -> FloatArray:
         """pB by multi-GPU class: how likely its blocks run short.
 
         cdf((h·F - T) / (2·sqrt(h·F·k) + 0.5)): demand at least as hard against the cards in blocks that are free.
         """
-        blocks = self.demand.blocks
-        expected = blocks.part * self.usable
-        free = blocks.gpus * self._block_sum
-        short = cdf((expected - free) / (2 * np.sqrt(expected * blocks.gpus) + 0.5))
-        short[short <= NEGLIGIBLE] = 0.0
-        return short
+        usable = self.usable
+        missing = self.demand.blocks.part * usable
+        missing -= self.demand.blocks.gpus * self._block_sum
+        missing /= self._block_root * math.sqrt(usable) + 0.5
+        pressure = cdf(missing)
+        pressure *= pressure > NEGLIGIBLE
+        return pressure

@@ -43,3 +43,8 @@ SPLIT = -1000.0
 
 #: A wanted model outweighs any packing: it gives way only where the pod does not fit.
 MODEL_PREFERENCE = 100.0
+
+# `binpack` and `topology`: the fullest card first, then the fullest node; linked cards before either.
+CARD_FREE = -1.0
+NODE_FREE = -0.1
+LINKED_CARDS = 10.0

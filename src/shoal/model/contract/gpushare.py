@@ -104,6 +104,7 @@ _DEVICE_SEPARATOR: Final = "-_-"
 _GUESSED_MIB_ABOVE: Final = 100
 _MAX_TABLE: Final = 64 * 1024
 _MAX_INDEX: Final = 4095
+_FULL_COMPUTE: Final = 100
 
 _Amount = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 _Table = dict[str, dict[str, _Amount]]
@@ -240,23 +241,17 @@ def decode(
     is taken to be on the pod's card when the pod has just one, and is left out otherwise.
     """
     wanted = [container for container in request.containers if _is_ours(container)]
-    table_text = text.value_of(annotations, ANNOTATION_ALLOCATION)
-    index_text = text.value_of(annotations, NAME_INDEX)
-    if not wanted or (table_text is None and index_text is None):
+    if not wanted:
+        return None
+    memory = _table(annotations, ANNOTATION_ALLOCATION, container_names)
+    compute = None
+    if memory is not None:
+        compute = _table(annotations, ANNOTATION_COMPUTE, container_names)
+    elif (index_text := text.value_of(annotations, NAME_INDEX)) is not None:
+        memory = _one_card(annotations, index_text, wanted, unit)
+    else:
         return None
     gpus = {gpu.index: gpu for gpu in node.gpus}
-    if table_text is not None:
-        memory = _named(_table(table_text, what=ANNOTATION_ALLOCATION), container_names, what=ANNOTATION_ALLOCATION)
-        compute_text = text.value_of(annotations, ANNOTATION_COMPUTE)
-        compute = (
-            None
-            if compute_text is None
-            else _named(_table(compute_text, what=ANNOTATION_COMPUTE), container_names, what=ANNOTATION_COMPUTE)
-        )
-    else:
-        assert index_text is not None
-        memory = _one_card(annotations, index_text, wanted, unit)
-        compute = None
     places = {
         container.name: _cards_of(container, memory.get(container.name, {}), compute, gpus=gpus, node=node, unit=unit)
         for container in wanted
@@ -373,23 +368,22 @@ def _card_units(uuids: Iterable[str], node: NodeGpus, unit: MemoryUnit) -> int:
     return unit.floor(max((sizes[uuid] for uuid in uuids), default=0))
 
 
-def _table(value: str, *, what: str) -> dict[int, dict[int, int]]:
-    """Container place to card index to amount."""
-    return {
-        text.integer(place, what=f"a container index of {what}", maximum=_MAX_INDEX): {
-            text.integer(card, what=f"a card index of {what}", maximum=_MAX_INDEX): amount
+def _table(annotations: Mapping[str, object], key: str, names: Sequence[str]) -> dict[str, dict[int, int]] | None:
+    """Container name to card index to amount; None when the annotation is absent."""
+    value = text.value_of(annotations, key)
+    if value is None:
+        return None
+    table: dict[str, dict[int, int]] = {}
+    for place, cards in text.from_json(value, _TABLE, what=key, limit=_MAX_TABLE).items():
+        number = text.integer(place, what=f"a container index of {key}", maximum=_MAX_INDEX)
+        if number >= len(names):
+            raise CodecError(f"{key} names container {number}, the pod has {len(names)}: remove copied annotations")
+        table[names[number]] = {
+            text.integer(card, what=f"a card index of {key}", maximum=_MAX_INDEX): amount
             for card, amount in cards.items()
             if amount
         }
-        for place, cards in text.from_json(value, _TABLE, what=what, limit=_MAX_TABLE).items()
-    }
-
-
-def _named(table: dict[int, dict[int, int]], names: Sequence[str], *, what: str) -> dict[str, dict[int, int]]:
-    for place in table:
-        if place >= len(names):
-            raise CodecError(f"{what} names container {place}, the pod has {len(names)}: remove copied annotations")
-    return {names[place]: cards for place, cards in table.items()}
+    return table
 
 
 def _one_card(
@@ -436,6 +430,11 @@ def _cards_of(
                 f"cards {sorted(gpus)}: delete the pod so that it is placed again"
             )
         percent = container.share.compute if compute is None else compute.get(container.name, {}).get(index, 0)
+        if percent > _FULL_COMPUTE:
+            raise CodecError(
+                f"{ANNOTATION_COMPUTE} gives container {shown(container.name)} {percent} percent of card {index}: "
+                "remove copied annotations"
+            )
         share = Share(exclusive=True) if container.share.exclusive else Share(unit.to_mib(units), percent)
         cards.append(CardShare(gpu.uuid, gpu.index, share))
     return tuple(cards)

@@ -136,7 +136,6 @@ KEY_NON_GPU_NODE: Final = "non-gpu-node-prefer"
 _DEVICE_SEPARATOR: Final = "-"
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{0,9})?|\.[0-9]{1,9}")
 _MAX_NVLINK_PERCENT: Final = 1000
-_MAX_UUIDS: Final = 256
 
 
 class GpuPreference(StrEnum):
@@ -307,7 +306,7 @@ def decode(annotations: Mapping[str, object], *, request: Request, node: NodeGpu
     if not wanted or value is None:
         return None
     uuids = text.items(value, what=f"annotation {ANNOTATION_UUID}")
-    if len(set(uuids)) != len(uuids) or len(uuids) > _MAX_UUIDS:
+    if len(set(uuids)) != len(uuids):
         raise CodecError(f"annotation {ANNOTATION_UUID} holds {shown(value)}: name each card once")
     indices = {gpu.uuid: gpu.index for gpu in node.gpus}
     for uuid in uuids:

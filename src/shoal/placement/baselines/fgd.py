@@ -75,6 +75,9 @@ class Gradient:
     def __init__(self, typical: TypicalPods) -> None:
         self._typical = typical
 
+    def keys(self, need: NeedTables) -> None:
+        """The choice depends on the whole node."""
+
     def pick(self, trial: Trial, need: NeedTables, fits: BoolArray) -> tuple[Rows, BoolArray]:
         return take_lowest(-self._by_card(trial, need), fits, need.need.gpus)
 

@@ -16,7 +16,7 @@ class GpuPacking:
         if not trial.pod_class.wants_gpu:
             return np.zeros(len(trial.rows))
         cards = (trial.code >= SHARES).sum(axis=0)
-        untouched = trial.whole_free - trial.whole_after
+        untouched = trial.untouched_used
         index = np.arange(len(trial.rows))
         used = sum((trial.code % SHARES)[slots, index].sum(axis=0) for slots in trial.picks[0])
         score = np.maximum(100 - used * MILLI // 10 // 10, 50)

@@ -22,12 +22,18 @@ def _free(trial: Trial, need: NeedTables) -> FloatArray:
 class LeastFree:
     """The card with the least free that still fits; the lowest index among equals."""
 
+    def keys(self, need: NeedTables) -> None:
+        """By exact amounts: the code does not tell."""
+
     def pick(self, trial: Trial, need: NeedTables, fits: BoolArray) -> tuple[Rows, BoolArray]:
         return take_lowest(_free(trial, need), fits, need.need.gpus)
 
 
 class MostFree:
     """The card with the most free; the lowest index among equals."""
+
+    def keys(self, need: NeedTables) -> None:
+        """By exact amounts: the code does not tell."""
 
     def pick(self, trial: Trial, need: NeedTables, fits: BoolArray) -> tuple[Rows, BoolArray]:
         return take_lowest(-_free(trial, need), fits, need.need.gpus)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from shoal.placement.columns import WHOLE, BoolArray, FloatArray, Rows
+from shoal.placement.scores.regret import Regret
 from shoal.placement.trial import NeedTables, Trial, take_lowest
 from shoal.placement.weights import CARD_LEFT
 
@@ -15,14 +14,10 @@ _SMALLER_FIRST = 1e-9
 class LeastRegret:
     """Lowest max(0, w(g) - w(g-z) - price(z)) + CARD_LEFT·(g-z)/100; the smaller free share g among equals."""
 
+    def keys(self, need: NeedTables) -> FloatArray:
+        keys: FloatArray = Regret().by_card(need) + CARD_LEFT / WHOLE * need.left + _SMALLER_FIRST * need.share
+        return keys
+
     def pick(self, trial: Trial, need: NeedTables, fits: BoolArray) -> tuple[Rows, BoolArray]:
-        if need.keys is None:
-            need.keys = _keys(need)
-        return take_lowest(need.keys.take(trial.code), fits, need.need.gpus)
-
-
-def _keys(need: NeedTables) -> FloatArray:
-    share = np.arange(len(need.left)) % (WHOLE + 1)
-    regret = np.maximum(0.0, need.outcome[need.WORTH_LOST] - need.outcome[need.PRICE])
-    keys: FloatArray = regret + CARD_LEFT * need.left / WHOLE + _SMALLER_FIRST * share
-    return keys
+        keys = self.keys(need) if need.keys is None else need.keys
+        return take_lowest(keys.take(trial.code), fits, need.need.gpus)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from shoal.placement.classes import PodClass
 from shoal.placement.columns import BoolArray
 from shoal.placement.ledger import NodeBooks
@@ -10,12 +12,8 @@ from shoal.placement.trial import Refusal, Trial
 
 class NodeResources:
     def passes(self, trial: Trial) -> BoolArray:
-        passes = trial.columns.alive[trial.rows]
-        if trial.pod_class.cpu:
-            passes &= trial.cpu_free >= trial.pod_class.cpu
-        if trial.pod_class.ram:
-            passes &= trial.columns.ram_free[trial.rows] >= trial.pod_class.ram
-        return passes
+        enough: BoolArray = np.logical_and.reduce(trial.facts[:3] >= trial.tables.node_needs, axis=0)
+        return enough
 
     def refusal(self, node: NodeBooks, pod_class: PodClass) -> Refusal | None:
         if node.inventory is None:

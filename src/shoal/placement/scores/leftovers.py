@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.placement.columns import FloatArray
-from shoal.placement.trial import Trial
+from shoal.placement.columns import WHOLE, FloatArray
+from shoal.placement.trial import NeedTables, Trial
 
 
 class NodeWorth:
@@ -16,10 +16,11 @@ class NodeWorth:
 
 
 class CardLeft:
-    """The share left on the cards taken, 0..1 each; whole cards leave nothing."""
+    """The share left on the card taken, 0..1."""
 
-    def score(self, trial: Trial) -> FloatArray:
-        return trial.left
+    def by_card(self, need: NeedTables) -> FloatArray:
+        left: FloatArray = need.left / WHOLE
+        return left
 
 
 class CpuLeft:

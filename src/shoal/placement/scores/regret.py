@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from shoal.placement.columns import FloatArray
-from shoal.placement.trial import Trial
+from shoal.placement.trial import NeedTables
 
 
 class Regret:
-    """max(0, K - K' - q): free shares become less useful than by the pod's own size."""
+    """max(0, w(g) - w(g-z) - price(z)): the free share becomes less useful than by the pod's own size."""
 
-    def score(self, trial: Trial) -> FloatArray:
-        return np.maximum(0.0, trial.worth_lost - trial.price)
+    def by_card(self, need: NeedTables) -> FloatArray:
+        regret: FloatArray = np.maximum(0.0, need.worth_lost - need.price)
+        return regret

@@ -1,0 +1,106 @@
+"""Which record of a decision counts, and when it is refused; each family's own reading is tested with the family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.model.strategies import junk
+
+from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
+from shoal.model.bound import allocation_of
+from shoal.model.contract import shoal
+from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.errors import CodecError
+from shoal.model.gpu import Gpu, NodeGpus
+from shoal.model.request import ContainerKind, Share
+
+NODE = NodeGpus("n1", (Gpu("GPU-a", 0, 16276), Gpu("GPU-b", 1, 16276)))
+
+
+def decision(node: str = "n1", name: str = "main", kind: ContainerKind = ContainerKind.APP) -> Allocation:
+    return Allocation(node, (ContainerAllocation(name, (CardShare("GPU-b", 1, Share(3072)),), kind),), "binpack")
+
+
+def pod(annotations: dict[str, Any], *, node: object = "n1", resource: str = "aliyun.com/gpu-mem") -> dict[str, Any]:
+    containers = [{"name": "main", "resources": {"limits": {resource: 1}}}]
+    return {"metadata": {"annotations": annotations}, "spec": {"nodeName": node, "containers": containers}}
+
+
+def read(manifest: Any, node: NodeGpus = NODE) -> Allocation | None:
+    return allocation_of(manifest, node=node, unit=MemoryUnit.GIB)
+
+
+def test_shoals_own_record_comes_first() -> None:
+    annotations = {
+        "shoal.dev/allocation": shoal.encode_allocation(decision()),
+        "scheduler.framework.gpushare.allocation": '{"0":{"0":1}}',
+        "ALIYUN_COM_GPU_MEM_IDX": "0",
+        "UUID": "GPU-a",
+    }
+    assert read(pod(annotations)) == decision()
+
+
+def test_a_broken_record_of_our_own_is_not_passed_over() -> None:
+    with pytest.raises(CodecError, match=r"shoal\.dev/allocation"):
+        read(pod({"shoal.dev/allocation": "{}", "ALIYUN_COM_GPU_MEM_IDX": "0"}))
+
+
+def test_gpushare_then_keti() -> None:
+    annotations = {"ALIYUN_COM_GPU_MEM_IDX": "0", "UUID": "GPU-b"}
+    gpushare = read(pod(annotations))
+    assert gpushare is not None
+    assert list(gpushare.held()) == ["GPU-a"]
+    keti = read(pod(annotations, resource="keti.com/mpsgpu"))
+    assert keti is not None
+    assert keti.held() == {"GPU-b": Share(clients=1)}
+
+
+def test_pods_without_a_record() -> None:
+    assert read(pod({})) is None
+    assert read(pod({"note": "x"})) is None
+    assert read(pod({"ALIYUN_COM_GPU_MEM_IDX": "0"}, resource="nvidia.com/gpu")) is None
+
+
+@pytest.mark.parametrize("node", [None, ""])
+def test_an_unbound_pod_has_no_decision(node: object) -> None:
+    assert read(pod({"shoal.dev/allocation": "broken"}, node=node)) is None
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (decision(node="n2"), "for node 'n2', the pod is on 'n1'"),
+        (decision(name="other"), "app container 'other'"),
+        (decision(kind=ContainerKind.INIT), "init container 'main'"),
+    ],
+)
+def test_a_record_of_another_pod(made: Allocation, says: str) -> None:
+    with pytest.raises(CodecError, match=says):
+        read(pod({"shoal.dev/allocation": shoal.encode_allocation(made)}))
+
+
+def test_another_node() -> None:
+    with pytest.raises(CodecError, match="bound to 'n1', not to 'n2'"):
+        read(pod({}), NodeGpus("n2"))
+
+
+@given(
+    junk
+    | st.builds(
+        pod,
+        st.dictionaries(
+            st.sampled_from(["shoal.dev/allocation", "ALIYUN_COM_GPU_MEM_IDX", "UUID", "GPUrequest"]),
+            junk | st.sampled_from(["0", "GPU-a", shoal.encode_allocation(decision())]),
+        ),
+        node=st.just("n1") | junk,
+        resource=st.sampled_from(["aliyun.com/gpu-mem", "keti.com/mpsgpu", "nvidia.com/gpu", "cpu"]),
+    )
+)
+def test_raises_nothing_but_codec_error(manifest: Any) -> None:
+    try:
+        read(manifest)
+    except CodecError:
+        return
