@@ -14,8 +14,6 @@ from itertools import groupby
 from shoal.model.request import NO_SHARE, CardSelector, ContainerRequest, Request, Share, phases
 from shoal.placement.columns import WHOLE, CardKind
 
-WHOLE_CARD = Share(exclusive=True)
-
 
 @dataclass(frozen=True, slots=True)
 class CardNeed:
@@ -49,7 +47,7 @@ class PodClass:
         #: Whole cards the pod takes.
         self.whole = sum(need.gpus for need in self.needs if need.share.exclusive)
         #: Untouched cards are all alike: counting them is enough.
-        self.only_whole = len(self.needs) == 1 and self.whole > 0 and not self.selector
+        self.only_whole = self.needs == (CardNeed(self.whole, Share(exclusive=True)),) and not self.selector
         #: The containers might fit apart where they do not fit together.
         self.splittable = sum(not container.share.exclusive for container in request.containers) > 1
 
@@ -65,7 +63,9 @@ def card_needs(request: Request) -> tuple[CardNeed, ...]:
     for running in phases(tuple((container.kind, container) for container in request.containers)):
         whole = max(whole, sum(container.gpus for container in running if container.share.exclusive))
         stack = _larger(stack, _stacked([container for container in running if not container.share.exclusive]))
-    needs = [CardNeed(whole, WHOLE_CARD)] if whole else []
+    # A whole card is not booked by the MiB, but it must have as many as the container may use.
+    size = max((c.memory_limit_mib or 0 for c in request.containers if c.share.exclusive), default=0)
+    needs = [CardNeed(whole, Share(memory_mib=size, exclusive=True))] if whole else []
     for share, cards in groupby(stack):
         needs.append(CardNeed(len(list(cards)), share))
     return tuple(needs)

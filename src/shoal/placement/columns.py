@@ -1,4 +1,4 @@
-"""The cluster as arrays: one column per fact, laid out [slot, row], a row being a node and a slot one of its cards.
+"""The cluster as arrays: one column per fact, laid out [row, slot], a row being a node and a slot one of its cards.
 
 The ledger writes here whenever a booking or an inventory changes and notes the row in a log of changes. Readers keep
 their own place in that log, so that a decision recomputes the few nodes that changed and none of the others.
@@ -68,6 +68,8 @@ class Columns:
         self._model_ids: dict[str, int] = {}
         self._log: list[int] = []
         self._log_start = 0
+        #: A node without cards, or one whose cards are not known yet.
+        self.model_id("")
         self._allocate(rows, slots)
 
     def _allocate(self, rows: int, slots: int) -> None:
@@ -77,15 +79,15 @@ class Columns:
         self.slots = slots
         self._capacity = rows
         #: kind * SHARES + free share: one number that looks up any per-class table.
-        self.code = np.zeros((slots, rows), np.intp)
-        self.memory_free = np.full((slots, rows), UNUSABLE, np.int32)
-        self.compute_free = np.full((slots, rows), UNUSABLE, np.int16)
-        self.clients_free = np.full((slots, rows), UNUSABLE, np.int16)
+        self.code = np.zeros((rows, slots), np.intp)
+        self.memory_free = np.full((rows, slots), UNUSABLE, np.int32)
+        self.compute_free = np.full((rows, slots), UNUSABLE, np.int16)
+        self.clients_free = np.full((rows, slots), UNUSABLE, np.int16)
         #: Pods on each card.
-        self.pods = np.zeros((slots, rows), np.int16)
-        #: One line per fact about a node, so that all of them are read at once; named below.
-        self.node = np.zeros((6, rows), np.int64)
-        self.cpu_free, self.ram_free, self.alive, self.whole, self.model, self.policy = self.node
+        self.pods = np.zeros((rows, slots), np.int16)
+        #: The facts about a node side by side, so that all of them are read at once; named below.
+        self.node = np.zeros((rows, 6), np.int64)
+        self.cpu_free, self.ram_free, self.alive, self.whole, self.model, self.policy = self.node.T
         self.cpu_free[:] = self.ram_free[:] = UNUSABLE
 
     def _grow(self, rows: int, slots: int) -> None:
@@ -93,8 +95,8 @@ class Columns:
         old = {name: getattr(self, name) for name in names}
         self._allocate(rows, slots)
         for name, values in old.items():
-            lines, length = values.shape
-            getattr(self, name)[:lines, :length] = values
+            length, width = values.shape
+            getattr(self, name)[:length, :width] = values
 
     def add_row(self) -> int:
         """A new row, dead until it is written."""
@@ -130,19 +132,19 @@ class Columns:
         if policy not in self.policies:
             self.policies.append(policy)
         self.policy[row] = self.policies.index(policy)
-        self.code[:, row] = 0
+        self.code[row] = 0
         for column in (self.memory_free, self.compute_free, self.clients_free):
-            column[:, row] = UNUSABLE
+            column[row] = UNUSABLE
         for slot, card in enumerate(cards):
             self.write_card(row, slot, card)
 
     def write_card(self, row: int, slot: int, card: CardFigures) -> None:
         """Write one card; the caller also says through `write_free` that the row changed."""
-        self.code[slot, row] = card.kind * SHARES + card.share
-        self.memory_free[slot, row] = card.memory_free
-        self.compute_free[slot, row] = card.compute_free
-        self.clients_free[slot, row] = card.clients_free
-        self.pods[slot, row] = card.pods
+        self.code[row, slot] = card.kind * SHARES + card.share
+        self.memory_free[row, slot] = card.memory_free
+        self.compute_free[row, slot] = card.compute_free
+        self.clients_free[row, slot] = card.clients_free
+        self.pods[row, slot] = card.pods
 
     def write_free(self, row: int, *, cpu: int, ram: int, whole: int) -> None:
         """Write what is free of a node, and note that it changed."""
@@ -169,7 +171,7 @@ class Columns:
 
     def cards_by_kind(self) -> FloatArray:
         """How many cards of each make there are."""
-        kinds = self.code[:, : self.rows].ravel() // SHARES
+        kinds = self.code[: self.rows].ravel() // SHARES
         count = np.bincount(kinds, minlength=len(self.kinds)).astype(np.float64)
         count[0] = 0.0
         return count

@@ -132,9 +132,8 @@ class Engine:
 class ClassColumns:
     """One class under one policy, over all nodes."""
 
-    #: Lines of `_kept`: the sum of scores (-inf where the pod does not fit), what decides among equals, what the node
-    #: would be worth if nothing were dear (a bound), worth lost, untouched cards used up.
-    SUM, TIES, BOUND, WORTH_LOST, UNTOUCHED = range(5)
+    #: What is kept of a node: the sum of scores, what decides among equals, worth lost, untouched cards used up.
+    SUM, TIES, WORTH_LOST, UNTOUCHED = range(4)
 
     def __init__(
         self, pod_class: PodClass, policy: Policy, rules: CardRules, ledger: Ledger, valuation: Valuation
@@ -145,12 +144,14 @@ class ClassColumns:
         self._ledger = ledger
         self._valuation = valuation
         self._tables = ClassTables(pod_class, ledger.columns, valuation, policy)
-        self._kept = np.zeros((5, len(ledger.columns.cpu_free)))
-        self._kept[self.SUM] = self._kept[self.BOUND] = -np.inf
+        size = len(ledger.columns.cpu_free)
+        #: What the node would be worth if nothing were dear: an upper bound, -inf where the pod does not fit.
+        self._bound = np.full(size, -np.inf)
+        self._kept = np.zeros((size, 4))
         #: Nodes on which the containers fit only apart, and how they would be dealt out.
         self._apart: dict[int, stacking.Deal] = {}
         self._seen = -1
-        self.nbytes = self._kept.nbytes
+        self.nbytes = self._bound.nbytes + self._kept.nbytes
 
     def catch_up(self) -> None:
         """Try the nodes that changed."""
@@ -169,14 +170,15 @@ class ClassColumns:
         for rule in policy.filters[1:]:
             fits &= rule.passes(trial)
         if not self._class.splittable and not np.count_nonzero(fits):
-            self._kept[self.BOUND, rows] = -np.inf
+            self._bound[rows] = -np.inf
             return
         total = np.where(fits, _weighted(trial.card_score, policy.scores, trial), -np.inf)
         if self._class.splittable:
             self._deal_apart(trial, fits, total)
         ties = _weighted(trial.card_tie, policy.ties, trial)
-        bound = self._value(total, ties)
-        self._kept[:, rows] = (total, ties, bound, trial.worth_lost, trial.untouched_used)
+        self._bound[rows] = self._value(total, ties)
+        if policy.pressures:
+            self._kept[rows] = np.array((total, ties, trial.worth_lost, trial.untouched_used)).T
 
     def _deal_apart(self, trial: Trial, fits: BoolArray, total: FloatArray) -> None:
         """Where the containers do not fit together they may fit apart; any node where they need not be wins."""
@@ -202,7 +204,7 @@ class ClassColumns:
 
     def best(self, rng: Random, among: BoolArray | None) -> int | None:
         """The best node's row, or None when the pod fits nowhere."""
-        bound: FloatArray = self._kept[self.BOUND, : self._ledger.columns.rows]
+        bound = self._bound[: self._ledger.columns.rows]
         if among is not None:
             bound = np.where(among, bound, -np.inf)
         if not len(bound):
@@ -212,6 +214,8 @@ class ClassColumns:
             return None
         if self._policy.random or self._policy.rank:
             return self._other_than_best(bound, rng)
+        if self._spared(first):
+            return first
         costs = [
             (weight, cost)
             for weight, pressure in self._policy.pressures
@@ -225,15 +229,19 @@ class ClassColumns:
             return first
         return int(candidates[self._exact(candidates, costs).argmax()])
 
+    def _spared(self, row: int) -> bool:
+        """No pressure can cost anything on this node, so its bound is its worth."""
+        untouched = int(self._kept[row, self.UNTOUCHED])
+        return all(
+            pressure.spares(self._valuation, self._tables, row, untouched) for _, pressure in self._policy.pressures
+        )
+
     def _exact(self, rows: Rows, costs: list[tuple[float, Cost]]) -> FloatArray:
         """The worth of these nodes, pressures included."""
-        columns, kept = self._ledger.columns, self._kept.take(rows, axis=1)
+        kept = self._kept.take(rows, axis=0).T
+        cpu, _, _, whole, model, _ = self._ledger.columns.node.take(rows, axis=0).T
         nodes = Candidates(
-            rows,
-            columns.model[rows],
-            kept[self.WORTH_LOST],
-            columns.whole[rows] - kept[self.UNTOUCHED],
-            columns.cpu_free[rows] - float(self._class.cpu),
+            model, kept[self.WORTH_LOST], whole, whole - kept[self.UNTOUCHED], cpu, cpu - self._class.cpu
         )
         total = kept[self.SUM]
         for weight, cost in costs:

@@ -33,7 +33,7 @@ class KetiScores:
 
         Packing adds 100·pods. A pod of one card sees linked cards at 0.3 of their score per link, if so configured.
         """
-        pods = trial.columns.pods[:, trial.rows]
+        pods = trial.columns.pods[trial.rows].T
         free = trial.code % SHARES * (100 / WHOLE)
         scores = (free + np.maximum(0, 100 - POD_PENALTY * pods)) / 2
         if self._settings.prefer is GpuPreference.BINPACK:
@@ -53,7 +53,7 @@ class KetiScores:
         gpus = need.need.gpus
         scores = self.cards(trial, gpus)
         slots, enough = take_lowest(-scores, fits, gpus)
-        if gpus > 1 and self._settings.nvlink_percent:
+        if gpus > 1:
             for column in np.flatnonzero(enough):
                 node = trial.ledger.node_at(int(trial.rows[column]))
                 chosen = self._paired(node, scores[:, column], np.flatnonzero(fits[:, column]), gpus)

@@ -64,6 +64,13 @@ class CardBooks:
         self.pods += sign
 
     @property
+    def inventory(self) -> Gpu:
+        """The card itself, which must be there: it has a slot."""
+        if self.gpu is None:
+            raise LookupError("a card that is gone has no inventory")
+        return self.gpu
+
+    @property
     def used(self) -> Share:
         return Share(self.memory_mib, self.compute, self.clients, self.exclusive > 0)
 
@@ -93,8 +100,8 @@ class CardBooks:
         if fault is not None:
             return fault
         assert self.gpu is not None
-        if share.exclusive:
-            return f"wanted whole, {self.pods} pods on it" if self.pods else None
+        if share.exclusive and self.pods:
+            return f"wanted whole, {self.pods} pods on it"
         if self.exclusive:
             return "taken whole by another pod"
         memory = self.gpu.memory_mib - self.memory_mib

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from shoal.placement.columns import FloatArray, Rows
+from shoal.placement.columns import FloatArray, IntArray, Rows
 from shoal.placement.trial import ClassTables
 from shoal.placement.valuation import Valuation
 
@@ -21,11 +21,12 @@ from shoal.placement.valuation import Valuation
 class Candidates:
     """Some nodes, and what a class would leave of them."""
 
-    rows: Rows
     model: Rows
     worth_lost: FloatArray
+    whole: IntArray
     whole_after: FloatArray
-    cpu_after: FloatArray
+    cpu: IntArray
+    cpu_after: IntArray
 
 
 #: The cost of a pressure at its present prices, on some nodes.
@@ -35,6 +36,9 @@ Cost = Callable[[Candidates], FloatArray]
 class Pressure(Protocol):
     """A cost whose prices are set by the cluster."""
 
+    def spares(self, valuation: Valuation, tables: ClassTables, row: int, untouched_used: int) -> bool:
+        """On this node the class takes nothing that could be short: whatever the prices, the cost is 0."""
+
     def at_present(self, valuation: Valuation, tables: ClassTables) -> Cost | None:
         """The cost for this class at the present prices; None when nothing it takes is short."""
 
@@ -42,8 +46,11 @@ class Pressure(Protocol):
 class ScarceModel:
     """pM·(K - K'): worth taken from models that confined pods will lack (`Valuation.scarcity`)."""
 
+    def spares(self, valuation: Valuation, tables: ClassTables, row: int, untouched_used: int) -> bool:
+        return not tables.confining
+
     def at_present(self, valuation: Valuation, tables: ClassTables) -> Cost | None:
-        prices = valuation.scarcity(tables.models)
+        prices = valuation.scarcity(tables.confining)
         if prices is None:
             return None
 
@@ -59,6 +66,9 @@ class BrokenBlock:
     Whole cards together with the CPU they need are worth more than the cards one by one.
     """
 
+    def spares(self, valuation: Valuation, tables: ClassTables, row: int, untouched_used: int) -> bool:
+        return valuation.keeps_blocks(row, untouched_used, tables.pod_class.cpu)
+
     def at_present(self, valuation: Valuation, tables: ClassTables) -> Cost | None:
         if not len(tables.block_gpus):
             return None
@@ -69,7 +79,7 @@ class BrokenBlock:
         price = prices[pressed, None]
 
         def cost(nodes: Candidates) -> FloatArray:
-            lost = valuation.blocks[pressed[:, None], nodes.rows]
+            lost = valuation.block_count(nodes.whole, nodes.cpu, nodes.model, pressed)
             lost -= valuation.block_count(nodes.whole_after, nodes.cpu_after, nodes.model, pressed)
             lost *= price
             worst: FloatArray = np.maximum.reduce(lost, axis=0)

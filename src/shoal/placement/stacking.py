@@ -6,22 +6,30 @@ the containers do not fit on common cards, `spread` deals them out over several,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import combinations
 
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
-from shoal.model.gpu import Gpu
-from shoal.model.request import NO_SHARE, CardSelector, ContainerKind, ContainerRequest, Share, accepts
+from shoal.model.request import ANY_CARD, NO_SHARE, CardSelector, ContainerKind, ContainerRequest, Share, accepts
 from shoal.placement.cards.topology import closest
 from shoal.placement.classes import PodClass
+from shoal.placement.columns import WHOLE
 from shoal.placement.ledger import CardBooks, NodeBooks
 
 #: Per container of the request, the slots of its cards.
 Deal = tuple[tuple[int, ...], ...]
 
+#: Steps after which the search for cards apart gives up; a pod of four containers on eight cards takes at most 4,096.
+_TRIES = 5000
 
-def untouched(node: NodeBooks) -> list[int]:
-    """The slots of the cards that may be used and that nobody holds a share of."""
-    return [slot for slot, card in enumerate(node.slots) if not card.pods and card.fault() is None]
+
+def untouched(node: NodeBooks, selector: CardSelector = ANY_CARD) -> list[int]:
+    """The slots of the cards that may be used, that the pod accepts and that nobody holds a share of."""
+    return [
+        slot
+        for slot, card in enumerate(node.slots)
+        if not card.pods and card.fault() is None and accepts(selector, card.inventory)
+    ]
 
 
 def stacked(node: NodeBooks, pod_class: PodClass, stack: Sequence[int]) -> Deal:
@@ -40,34 +48,65 @@ def stacked(node: NodeBooks, pod_class: PodClass, stack: Sequence[int]) -> Deal:
 
 
 def spread(node: NodeBooks, pod_class: PodClass) -> Deal | None:
-    """Containers one by one, each on cards the pod uses already if it can; None when there is no room this way."""
+    """Containers one by one, each on cards the pod uses already if it can; None when there is no room this way.
+
+    Goes back and tries other cards when a later container finds no room, up to `_TRIES` steps.
+    """
     containers = pod_class.request.containers
-    running: dict[int, Share] = {}
-    deal: dict[int, tuple[int, ...]] = {}
     shares = [i for i, container in enumerate(containers) if not container.share.exclusive]
-    lasting = sorted(
-        (i for i in shares if containers[i].kind is not ContainerKind.INIT),
-        key=lambda i: (containers[i].share.memory_mib, containers[i].share.compute, containers[i].share.clients),
-        reverse=True,
-    )
-    for i in lasting:
-        slots = _room(node, pod_class.selector, containers[i], beside=running, prefer=running)
-        if slots is None:
-            return None
-        deal[i] = slots
-        for slot in slots:
-            running[slot] = running.get(slot, NO_SHARE) + containers[i].share
-    for i in shares:
-        if containers[i].kind is ContainerKind.INIT:
-            slots = _room(
-                node, pod_class.selector, containers[i], beside=_sidecars(containers, deal, before=i), prefer=running
-            )
-            if slots is None:
+    order = sorted(shares, key=lambda i: _largest_first(containers[i]))
+    tries = iter(range(_TRIES))
+
+    def place(position: int, deal: dict[int, tuple[int, ...]]) -> Deal | None:
+        if position == len(order):
+            return _with_whole(node, pod_class, deal)
+        i = order[position]
+        for slots in _rooms(node, pod_class, i, deal):
+            if next(tries, None) is None:
                 return None
-            deal[i] = slots
-            for slot in slots:
-                running.setdefault(slot, NO_SHARE)
-    return _with_whole(node, pod_class, deal)
+            done = place(position + 1, {**deal, i: slots})
+            if done is not None:
+                return done
+        return None
+
+    return place(0, {})
+
+
+def _largest_first(container: ContainerRequest) -> tuple[bool, int, int, int]:
+    """Containers that last before init containers, then by size."""
+    share = container.share
+    return container.kind is ContainerKind.INIT, -share.memory_mib, -share.compute, -share.clients
+
+
+def _rooms(node: NodeBooks, pod_class: PodClass, i: int, deal: dict[int, tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """The sets of cards for one container beside what runs at the same time: the pod's own first, then the fullest."""
+    containers = pod_class.request.containers
+    container = containers[i]
+    beside = _beside(containers, deal, i)
+    own = {slot for slots in deal.values() for slot in slots}
+    fitting = [
+        slot
+        for slot, card in enumerate(node.slots)
+        if accepts(pod_class.selector, card.inventory)
+        and card.refusal(beside.get(slot, NO_SHARE) + container.share) is None
+    ]
+    fitting.sort(key=lambda slot: (slot not in own, _free(node.slots[slot], container.share), slot))
+    return combinations(fitting, container.gpus)
+
+
+def _beside(containers: Sequence[ContainerRequest], deal: dict[int, tuple[int, ...]], i: int) -> dict[int, Share]:
+    """What the pod's other containers hold while this one runs, by slot: an init container meets earlier sidecars only.
+
+    A sidecar meets init containers that come after it too, but those are dealt out later and look back here.
+    """
+    held: dict[int, Share] = {}
+    for j, slots in deal.items():
+        alone = containers[i].kind is ContainerKind.INIT
+        if alone and not (containers[j].kind is ContainerKind.SIDECAR and j < i):
+            continue
+        for slot in slots:
+            held[slot] = held.get(slot, NO_SHARE) + containers[j].share
+    return held
 
 
 def allocation(node: NodeBooks, pod_class: PodClass, deal: Deal, policy: str) -> Allocation:
@@ -85,69 +124,32 @@ def allocation(node: NodeBooks, pod_class: PodClass, deal: Deal, policy: str) ->
 
 
 def _card(card: CardBooks, share: Share) -> CardShare:
-    gpu = _gpu(card)
-    return CardShare(gpu.uuid, gpu.index, share)
+    return CardShare(card.inventory.uuid, card.inventory.index, share)
 
 
-def _gpu(card: CardBooks) -> Gpu:
-    if card.gpu is None:
-        raise LookupError("a card that is gone was dealt out")
-    return card.gpu
-
-
-def _whole_cards(node: NodeBooks, pod_class: PodClass, *, taken: Sequence[int]) -> list[int]:
+def _whole_cards(node: NodeBooks, pod_class: PodClass, *, taken: Collection[int]) -> list[int]:
     if not pod_class.whole:
         return []
+    size = pod_class.needs[0].share.memory_mib
     free = [
-        slot for slot in untouched(node) if slot not in taken and accepts(pod_class.selector, _gpu(node.slots[slot]))
-    ]
-    return [free[i] for i in closest([_gpu(node.slots[slot]) for slot in free], pod_class.whole)]
-
-
-def _room(
-    node: NodeBooks,
-    selector: CardSelector,
-    container: ContainerRequest,
-    *,
-    beside: dict[int, Share],
-    prefer: dict[int, Share],
-) -> tuple[int, ...] | None:
-    """The cards for one container beside what the pod holds there at the same time: its own first, then the fullest."""
-    fitting = [
         slot
-        for slot, card in enumerate(node.slots)
-        if card.gpu is not None
-        and accepts(selector, card.gpu)
-        and card.refusal(beside.get(slot, NO_SHARE) + container.share) is None
+        for slot in untouched(node, pod_class.selector)
+        if slot not in taken and node.slots[slot].inventory.memory_mib >= size
     ]
-    fitting.sort(key=lambda slot: (slot not in prefer, _free(node.slots[slot], container.share), slot))
-    return tuple(fitting[: container.gpus]) if len(fitting) >= container.gpus else None
+    return [free[i] for i in closest([node.slots[slot].inventory for slot in free], pod_class.whole)]
 
 
 def _free(card: CardBooks, share: Share) -> int:
     """Free memory if the container asks for memory, else clients, else compute."""
     if share.memory_mib:
-        return _gpu(card).memory_mib - card.memory_mib
-    return _gpu(card).mps_clients - card.clients if share.clients else 100 - card.compute
-
-
-def _sidecars(
-    containers: Sequence[ContainerRequest], deal: dict[int, tuple[int, ...]], *, before: int
-) -> dict[int, Share]:
-    """What the sidecars started before a container hold, by slot."""
-    held: dict[int, Share] = {}
-    for i in range(before):
-        if containers[i].kind is ContainerKind.SIDECAR and not containers[i].share.exclusive:
-            for slot in deal[i]:
-                held[slot] = held.get(slot, NO_SHARE) + containers[i].share
-    return held
+        return card.inventory.memory_mib - card.memory_mib
+    return card.inventory.mps_clients - card.clients if share.clients else WHOLE - card.compute
 
 
 def _with_whole(node: NodeBooks, pod_class: PodClass, deal: dict[int, tuple[int, ...]]) -> Deal | None:
     """Add the whole cards, apart from all others."""
-    taken = sorted({slot for slots in deal.values() for slot in slots})
-    whole = _whole_cards(node, pod_class, taken=taken)
-    if len(whole) < pod_class.whole:
+    taken = {slot for slots in deal.values() for slot in slots}
+    if len(_whole_cards(node, pod_class, taken=taken)) < pod_class.whole:
         return None
-    own = stacked(node, pod_class, taken)
+    own = stacked(node, pod_class, sorted(taken))
     return tuple(deal.get(i, own[i]) for i in range(len(own)))

@@ -137,15 +137,17 @@ class ClassTables:
         #: The least CPU and memory a node must have free, and that it is there; a pod that asks for none fits anyway.
         least = np.iinfo(np.int64).min
         self.node_needs = np.array([[pod_class.cpu or least], [pod_class.ram or least], [1]])
-        self.models = allowed_models(pod_class, columns)
+        models = allowed_models(pod_class, columns)
+        #: Sets of models that other pods are confined to and this one is not.
+        self.confining = valuation.confining(models)
         #: Cards of a model the pod accepts, by code.
         self.accepted = np.repeat([accepts_model(pod_class.selector, kind.model) for kind in columns.kinds], SHARES)
         blocks = valuation.demand.blocks
         #: Whole cards of each watched multi-GPU class, 0 for those that this class is at least as hard as.
         self.block_gpus = np.array(
             [
-                0 if pod_class.whole >= gpus and pod_class.cpu >= cpu and self.models | models == models else gpus
-                for gpus, cpu, models in zip(blocks.gpus, blocks.cpu, blocks.models, strict=True)
+                0 if pod_class.whole >= gpus and pod_class.cpu >= cpu and models | theirs == theirs else gpus
+                for gpus, cpu, theirs in zip(blocks.gpus, blocks.cpu, blocks.models, strict=True)
             ],
             np.float64,
         )
@@ -163,7 +165,7 @@ class Trial:
         self.valuation = valuation
         self._rules = rules
         #: The lines of `Columns.node`: CPU and memory free, alive, untouched cards, make of the cards, label's policy.
-        self.facts = self.columns.node.take(rows, axis=1)
+        self.facts: IntArray = self.columns.node.take(rows, axis=0).T
         self.cpu_free: IntArray = self.facts[0]
         self.whole_free: IntArray = self.facts[3]
         self.model: IntArray = self.facts[4]
@@ -174,7 +176,7 @@ class Trial:
     @lazy
     def code(self) -> IntArray:
         """Kind and free share of every card, [slot, row]."""
-        return self.columns.code.take(self.rows, axis=1)
+        return self.columns.code.take(self.rows, axis=0).T
 
     # The cards
 
@@ -244,10 +246,10 @@ class Trial:
             (int(order[code]), slot)
             for slot, (code, memory, compute, clients) in enumerate(
                 zip(
-                    columns.code[:, row].tolist(),
-                    columns.memory_free[:, row].tolist(),
-                    columns.compute_free[:, row].tolist(),
-                    columns.clients_free[:, row].tolist(),
+                    columns.code[row].tolist(),
+                    columns.memory_free[row].tolist(),
+                    columns.compute_free[row].tolist(),
+                    columns.clients_free[row].tolist(),
                     strict=True,
                 )
             )
@@ -264,6 +266,8 @@ class Trial:
         fits: BoolArray | None = None
         if share.exclusive:
             fits = self.code % SHARES == WHOLE
+            if share.memory_mib:
+                fits &= share.memory_mib <= columns.memory_free.take(self.rows, axis=0).T
         else:
             for free, wanted in (
                 (columns.memory_free, share.memory_mib),
@@ -271,10 +275,10 @@ class Trial:
                 (columns.clients_free, share.clients),
             ):
                 if wanted:
-                    enough = free.take(self.rows, axis=1) >= wanted
+                    enough = wanted <= free.take(self.rows, axis=0).T
                     fits = enough if fits is None else fits & enough
             if fits is None:
-                fits = columns.compute_free.take(self.rows, axis=1) >= 0
+                fits = columns.compute_free.take(self.rows, axis=0).T >= 0
         if self.pod_class.selector:
             fits &= self._accepted()
         return fits

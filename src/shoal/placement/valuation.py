@@ -48,7 +48,6 @@ class Valuation:
         #: Worth of a card by its code (kind and free share).
         self.code_worth = np.tile(self.demand.worth.worth, len(columns.kinds))
         self.code_worth[:SHARES] = 0.0
-        self._code_worths: list[float] = self.code_worth.tolist()
         self._block_list = list(
             zip(blocks.gpus.tolist(), np.maximum(blocks.cpu, 1).tolist(), blocks.models, strict=True)
         )
@@ -65,8 +64,8 @@ class Valuation:
         self._blocks_anywhere = bool(self._block_allowed.all())
         self._block_gpus = blocks.gpus.astype(np.float64)[:, None]
         self._block_cpu = np.maximum(blocks.cpu, 1).astype(np.float64)[:, None]
-        self.blocks = np.zeros((len(blocks.models), size))
-        self._block_sum = np.zeros(len(blocks.models))
+        self._blocks: list[list[float]] = [[0.0] * len(blocks.models)] * size
+        self._block_sum = [0.0] * len(blocks.models)
         if columns.rows:
             self._update(rows)
         self._seen = columns.version
@@ -90,8 +89,8 @@ class Valuation:
         return False
 
     def _update(self, rows: Rows) -> None:
-        cpu, _, _, whole, model, _ = self._columns.node.take(rows, axis=1)
-        worth = self.code_worth.take(self._columns.code.take(rows, axis=1)).sum(axis=0)
+        cpu, _, _, whole, model, _ = self._columns.node.take(rows, axis=0).T
+        worth = np.add.reduce(self.code_worth.take(self._columns.code.take(rows, axis=0)), axis=1)
         stranded = self.stranding(worth, cpu)
         usable = ((worth - stranded) / _UNIT).astype(np.int64)
         self.worth[rows] = worth
@@ -99,16 +98,17 @@ class Valuation:
         for i, more in zip(model.tolist(), (usable - self._usable[rows]).tolist(), strict=True):
             self._model_usable[i] += more
         self._usable[rows] = usable
-        if len(self.blocks):
-            held = self.block_count(whole, cpu, model, np.arange(len(self.blocks)))
-            self._block_sum += (held - self.blocks[:, rows]).sum(axis=1)
-            self.blocks[:, rows] = held
+        if self._block_list:
+            held = self.block_count(whole, cpu, model, np.arange(len(self._block_list)))
+            for row, counts in zip(rows.tolist(), held.T.tolist(), strict=True):
+                for i, (now, before) in enumerate(zip(counts, self._blocks[row], strict=True)):
+                    self._block_sum[i] += now - before
+                self._blocks[row] = counts
 
     def _update_one(self, row: int) -> None:
         """`_update` for one node, number by number and in the same order."""
-        cpu, _, _, whole, model, _ = self._columns.node[:, row].tolist()
-        worth_of = self._code_worths
-        worth = sum([worth_of[code] for code in self._columns.code[:, row].tolist()])
+        cpu, _, _, whole, model, _ = self._columns.node[row].tolist()
+        worth = float(np.add.reduce(self.code_worth.take(self._columns.code[row])))
         spread = math.sqrt(worth) * self._spread + _TINY
         stranded = min(worth, loss_at((cpu * self._gpus_per_cpu - worth) / spread) * spread)
         usable = int((worth - stranded) / _UNIT)
@@ -117,13 +117,10 @@ class Valuation:
         self._model_usable[model] += usable - int(self._usable[row])
         self._usable[row] = usable
         if self._block_list:
-            held = [
-                min(whole // gpus, cpu // needed) if models >> model & 1 else 0
-                for gpus, needed, models in self._block_list
-            ]
-            column = self.blocks[:, row]
-            self._block_sum += np.subtract(held, column)
-            column[:] = held
+            held = self.blocks_of(whole, cpu, model)
+            for i, (now, before) in enumerate(zip(held, self._blocks[row], strict=True)):
+                self._block_sum[i] += now - before
+            self._blocks[row] = held
 
     def stranding(self, worth: FloatArray, cpu: IntArray) -> FloatArray:
         """S: the GPU equivalents expected to lack CPU, of nodes with free worth K and free CPU.
@@ -142,6 +139,12 @@ class Valuation:
         short *= spread
         return np.minimum(worth, short)
 
+    def blocks_of(self, whole: int, cpu: int, model: int) -> list[float]:
+        """`block_count` of one node, for all classes."""
+        return [
+            min(whole // gpus, cpu // needed) if models >> model & 1 else 0 for gpus, needed, models in self._block_list
+        ]
+
     def block_count(
         self, whole: FloatArray | IntArray, cpu: FloatArray | IntArray, model: Rows, blocks: Rows
     ) -> FloatArray:
@@ -158,18 +161,27 @@ class Valuation:
         """F: the free GPU equivalents that can be used."""
         return max(1.0, sum(self._model_usable) * _UNIT)
 
-    def scarcity(self, models: ModelSet) -> FloatArray | None:
-        """pM by model: how likely the model runs short for pods confined to it, for a pod allowed on `models`.
+    def keeps_blocks(self, row: int, untouched_used: int, cpu_used: int) -> bool:
+        """Whether the node would hold as many blocks for every multi-GPU class with that much less free."""
+        if not self._block_list:
+            return True
+        cpu, _, _, whole, model, _ = self._columns.node[row].tolist()
+        return self.blocks_of(whole - untouched_used, cpu - cpu_used, model) == self._blocks[row]
 
-        The largest, over the watched sets A that hold the model but not all of the pod's own models, of
-        cdf((H·F - C) / (2·sqrt(H·F·qbar) + 0.5)): demand confined to A against what is free in A. None when no set
-        concerns the pod.
+    def confining(self, models: ModelSet) -> list[int]:
+        """The watched sets that pods are confined to and that do not cover all of these models."""
+        return [i for i, watched in enumerate(self.demand.model_sets) if models | watched != watched]
+
+    def scarcity(self, confining: list[int]) -> FloatArray | None:
+        """pM by model: how likely the model runs short for pods confined to it, for a pod that is not.
+
+        The largest, over those watched sets A that hold the model, of cdf((H·F - C) / (2·sqrt(H·F·qbar) + 0.5)): demand
+        confined to A against what is free in A. None when there is no such set.
         """
-        concerned = [i for i, watched in enumerate(self.demand.model_sets) if models | watched != watched]
-        if not concerned:
+        if not confining:
             return None
-        members = self._members[concerned]
-        expected = self.demand.confined[concerned] * self.usable
+        members = self._members[confining]
+        expected = self.demand.confined[confining] * self.usable
         free = members @ np.array(self._model_usable, np.float64) * _UNIT
         short = cdf((expected - free) / (2 * np.sqrt(expected * self.demand.pod_size) + 0.5))
         result: FloatArray = np.maximum.reduce(members * short[:, None], axis=0)

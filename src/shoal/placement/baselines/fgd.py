@@ -43,11 +43,13 @@ class TypicalPods:
         #: The distinct sizes, and for each class the number of its size.
         self.sizes = np.array(sorted(set(milli)))
         self.size_of = np.searchsorted(self.sizes, milli)
-        self._allowed: BoolArray | None = None
+        self._allowed = np.zeros((0, 0), np.bool_)
+        self._models: list[str] = []
 
     def allowed(self, columns: Columns) -> BoolArray:
         """Which models each class may use, [class, model]; CPU-only classes use no GPU at all."""
-        if self._allowed is None or self._allowed.shape[1] != len(columns.models):
+        if self._models != columns.models:
+            self._models = list(columns.models)
             masks = [allowed_models(pod_class, columns) if pod_class.needs else 0 for pod_class in self.classes]
             self._allowed = np.array([[mask >> i & 1 for i in range(len(columns.models))] for mask in masks], np.bool_)
         return self._allowed

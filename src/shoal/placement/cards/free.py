@@ -13,10 +13,10 @@ def _free(trial: Trial, need: NeedTables) -> FloatArray:
     share = need.need.share
     columns = trial.columns
     if share.memory_mib:
-        return columns.memory_free[:, trial.rows].astype(np.float64)
+        return columns.memory_free[trial.rows].T.astype(np.float64)
     if share.clients:
-        return columns.clients_free[:, trial.rows].astype(np.float64)
-    return columns.compute_free[:, trial.rows].astype(np.float64)
+        return columns.clients_free[trial.rows].T.astype(np.float64)
+    return columns.compute_free[trial.rows].T.astype(np.float64)
 
 
 class LeastFree:

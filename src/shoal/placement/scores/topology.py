@@ -15,12 +15,12 @@ class Topology:
 
     def score(self, trial: Trial) -> FloatArray:
         score = np.zeros(len(trial.rows))
-        whole = trial.pod_class.whole
+        whole, selector = trial.pod_class.whole, trial.pod_class.selector
         if whole < 2:
             return score
         for i, row in enumerate(trial.rows):
             node = trial.ledger.node_at(int(row))
-            cards = [card.gpu for card in (node.slots[slot] for slot in untouched(node)) if card.gpu is not None]
+            cards = [node.slots[slot].inventory for slot in untouched(node, selector)]
             if len(cards) >= whole:
                 score[i] = closeness(cards, whole)
         return score

@@ -1,0 +1,17 @@
+"""`shoal`: the command that holds the others. Each lies in a module of its own and is added here."""
+
+from __future__ import annotations
+
+import click
+
+from shoal import __version__
+from shoal.cli.simulate import simulate
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="shoal")
+def main() -> None:
+    """Share GPUs on Kubernetes: by memory, by compute, by MPS client or whole, on one ledger."""
+
+
+main.add_command(simulate)
