@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from shoal import __version__
+from shoal.cli.demo import demo
 from shoal.cli.simulate import simulate
 
 
@@ -14,4 +15,5 @@ def main() -> None:
     """Share GPUs on Kubernetes: by memory, by compute, by MPS client or whole, on one ledger."""
 
 
+main.add_command(demo)
 main.add_command(simulate)

@@ -80,11 +80,11 @@ class Columns:
         self._capacity = rows
         #: kind * SHARES + free share: one number that looks up any per-class table.
         self.code = np.zeros((rows, slots), np.intp)
-        self.memory_free = np.full((rows, slots), UNUSABLE, np.int32)
-        self.compute_free = np.full((rows, slots), UNUSABLE, np.int16)
-        self.clients_free = np.full((rows, slots), UNUSABLE, np.int16)
+        self.memory_free = np.full((rows, slots), UNUSABLE, np.int64)
+        self.compute_free = np.full((rows, slots), UNUSABLE, np.int32)
+        self.clients_free = np.full((rows, slots), UNUSABLE, np.int32)
         #: Pods on each card.
-        self.pods = np.zeros((rows, slots), np.int16)
+        self.pods = np.zeros((rows, slots), np.int32)
         #: The facts about a node side by side, so that all of them are read at once; named below.
         self.node = np.zeros((rows, 6), np.int64)
         self.cpu_free, self.ram_free, self.alive, self.whole, self.model, self.policy = self.node.T
@@ -132,7 +132,7 @@ class Columns:
         if policy not in self.policies:
             self.policies.append(policy)
         self.policy[row] = self.policies.index(policy)
-        self.code[row] = 0
+        self.code[row] = self.pods[row] = 0
         for column in (self.memory_free, self.compute_free, self.clients_free):
             column[row] = UNUSABLE
         for slot, card in enumerate(cards):

@@ -28,6 +28,10 @@ from shoal.placement.weights import SPLIT
 
 #: Memory for the columns of all classes; the ones unused for longest are dropped beyond it.
 COLUMN_BYTES = 32 << 20
+#: Classes remembered before those with no pod left are forgotten.
+_CLASSES = 10_000
+#: Nodes that are looked at first because they won lately.
+_GUESSES = 4
 #: Past this part of all nodes changed, a class is tried on all of them again.
 _MOST = 0.5
 
@@ -80,14 +84,23 @@ class Engine:
         """Make the demand anew from the pods that are there."""
         if any(policy.learns for policy in self._policies.values()):
             self.valuation.adopt(demand_of(self.demand.counts, self.ledger.columns))
-            self._columns.clear()
+            self.forget()
         self._next_refresh = self.demand.next_refresh()
+
+    def forget(self) -> None:
+        """Drop what is kept about classes: each is tried on all nodes again, with the same result."""
+        self._columns.clear()
 
     # Parts
 
     def class_of(self, request: Request) -> PodClass:
+        """The one class of all equal requests."""
         known = self._classes.get(request)
         if known is None:
+            if len(self._classes) >= _CLASSES:
+                self._classes = {
+                    request: known for request, known in self._classes.items() if known in self.demand.counts
+                }
             known = self._classes[request] = PodClass(request)
         return known
 
@@ -109,7 +122,7 @@ class Engine:
 
     def _decide(self, pod_class: PodClass, policy: Policy, among: BoolArray | None) -> Allocation | None:
         if self.valuation.catch_up():
-            self._columns.clear()
+            self.forget()
         columns = self._columns_of(pod_class, policy)
         row = columns.best(self._rng, among)
         if row is None:
@@ -150,6 +163,8 @@ class ClassColumns:
         self._kept = np.zeros((size, 4))
         #: Nodes on which the containers fit only apart, and how they would be dealt out.
         self._apart: dict[int, stacking.Deal] = {}
+        #: Nodes that won lately: likely to be good again, so they tell early which others cannot be.
+        self._winners: list[int] = []
         self._seen = -1
         self.nbytes = self._bound.nbytes + self._kept.nbytes
 
@@ -223,11 +238,15 @@ class ClassColumns:
         ]
         if not costs:
             return first
-        value = self._exact(np.array([first]), costs)[0]
+        guesses = np.array([first, *self._winners])
+        value = np.maximum.reduce(self._exact(guesses, costs, bound))
         candidates = np.flatnonzero(bound >= value)
-        if len(candidates) == 1:
-            return first
-        return int(candidates[self._exact(candidates, costs).argmax()])
+        winner = first
+        if len(candidates) > 1:
+            winner = int(candidates[self._exact(candidates, costs, bound).argmax()])
+        if winner not in self._winners:
+            self._winners = [winner, *self._winners[: _GUESSES - 1]]
+        return winner
 
     def _spared(self, row: int) -> bool:
         """No pressure can cost anything on this node, so its bound is its worth."""
@@ -236,8 +255,8 @@ class ClassColumns:
             pressure.spares(self._valuation, self._tables, row, untouched) for _, pressure in self._policy.pressures
         )
 
-    def _exact(self, rows: Rows, costs: list[tuple[float, Cost]]) -> FloatArray:
-        """The worth of these nodes, pressures included."""
+    def _exact(self, rows: Rows, costs: list[tuple[float, Cost]], bound: FloatArray) -> FloatArray:
+        """The worth of these nodes, pressures included; -inf where the bound says that the pod may not go there."""
         kept = self._kept.take(rows, axis=0).T
         cpu, _, _, whole, model, _ = self._ledger.columns.node.take(rows, axis=0).T
         nodes = Candidates(
@@ -246,7 +265,7 @@ class ClassColumns:
         total = kept[self.SUM]
         for weight, cost in costs:
             total += weight * cost(nodes)
-        return self._value(total, kept[self.TIES])
+        return np.where(bound[rows] > -np.inf, self._value(total, kept[self.TIES]), -np.inf)
 
     def _other_than_best(self, bound: FloatArray, rng: Random) -> int:
         """Any node that fits, or the one of the policy's rank."""

@@ -24,12 +24,15 @@ class CardFit:
             return None
         if pod_class.splittable and stacking.spread(node, pod_class) is not None:
             return None
-        largest = pod_class.needs[-1] if pod_class.whole == 0 else pod_class.needs[0]
-        short = next((need for need in pod_class.needs if len(fitting[need]) < need.gpus), largest)
+        short = next((need for need in pod_class.needs if len(fitting[need]) < need.gpus), None)
+        if short is None:
+            wanted = " and ".join(f"{need.gpus} with {_words(need.share)}" for need in pod_class.needs)
+            usable = len({slot for slots in fitting.values() for slot in slots})
+            return Refusal(f"{usable} of {len(node.slots)} cards can be used, {wanted} wanted at the same time")
         says = {
-            card.gpu.uuid: reason
+            card.inventory.uuid: reason
             for card in node.slots
-            if card.gpu is not None and (reason := self._card(card, pod_class, short.share)) is not None
+            if (reason := self._card(card, pod_class, short.share)) is not None
         }
         return Refusal(
             f"{len(fitting[short])} of {len(node.slots)} cards fit {_words(short.share)}, {short.gpus} wanted", says
@@ -53,15 +56,15 @@ class CardFit:
 
     @staticmethod
     def _card(card: CardBooks, pod_class: PodClass, share: Share) -> str | None:
-        if card.gpu is not None and not accepts(pod_class.selector, card.gpu):
-            return f"not accepted by the pod: {card.gpu.model or 'no model'}"
+        if not accepts(pod_class.selector, card.inventory):
+            return f"not accepted by the pod: {card.inventory.model or 'no model'}"
         return card.refusal(share)
 
 
 def _words(share: Share) -> str:
     """A share as a person would say it."""
     if share.exclusive:
-        return "a whole card"
+        return f"a whole card of {share.memory_mib} MiB" if share.memory_mib else "a whole card"
     parts = [
         f"{amount} {unit}"
         for amount, unit in (
