@@ -63,7 +63,7 @@ def card_needs(request: Request) -> tuple[CardNeed, ...]:
     for running in phases(tuple((container.kind, container) for container in request.containers)):
         whole = max(whole, sum(container.gpus for container in running if container.share.exclusive))
         stack = _larger(stack, _stacked([container for container in running if not container.share.exclusive]))
-    # A whole card is not booked by the MiB, but it must have as many as the container may use.
+    # A whole card is not booked by the MiB, but it must have as many as the hungriest of its containers may use.
     size = max((c.memory_limit_mib or 0 for c in request.containers if c.share.exclusive), default=0)
     needs = [CardNeed(whole, Share(memory_mib=size, exclusive=True))] if whole else []
     for share, cards in groupby(stack):

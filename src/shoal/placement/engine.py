@@ -61,9 +61,10 @@ class Engine:
 
     def place(self, pod: str, request: Request) -> Allocation | None:
         """Decide and book. A pod that does not fit counts as waiting until it is placed or removed."""
+        policy = self.policy_for(request)
         pod_class = self.class_of(request)
         self.demand.arrive(pod, pod_class)
-        allocation = self._decide(pod_class, self.policy_for(request), None)
+        allocation = self._decide(pod_class, policy, None)
         if allocation is not None:
             self.ledger.assume(Booking(pod, allocation, request.cpu_milli, request.memory_mib))
             self.demand.place(pod)

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from shoal.placement.columns import SHARES, Columns, FloatArray, IntArray, Rows
-from shoal.placement.demand import NO_DEMAND, Demand, ModelSet
+from shoal.placement.demand import NO_DEMAND, Demand, ModelSet, present_models
 from shoal.placement.normal import cdf, loss, loss_at
 from shoal.placement.weights import CPU_NEED, CPU_SPREAD, NEGLIGIBLE
 
@@ -45,12 +45,11 @@ class Valuation:
         rows = np.arange(columns.rows)
         size = columns.cpu_free.shape[0]
         self._shape = (columns.code.shape, len(columns.kinds), len(columns.models))
+        self.models = present_models(columns)
         #: Worth of a card by its code (kind and free share).
         self.code_worth = np.tile(self.demand.worth.worth, len(columns.kinds))
         self.code_worth[:SHARES] = 0.0
-        self._block_list = list(
-            zip(blocks.gpus.tolist(), np.maximum(blocks.cpu, 1).tolist(), blocks.models, strict=True)
-        )
+        self._block_list = list(zip(blocks.gpus.tolist(), blocks.cpu.tolist(), blocks.models, strict=True))
         self.worth = np.zeros(size)
         self.stranded = np.zeros(size)
         self._usable = np.zeros(size, np.int64)
@@ -64,6 +63,8 @@ class Valuation:
         self._blocks_anywhere = bool(self._block_allowed.all())
         self._block_gpus = blocks.gpus.astype(np.float64)[:, None]
         self._block_cpu = np.maximum(blocks.cpu, 1).astype(np.float64)[:, None]
+        #: A class that asks for no CPU is limited by cards alone.
+        self._block_without_cpu = np.where(blocks.cpu == 0, np.inf, 0.0)[:, None]
         self._blocks: list[list[float]] = [[0.0] * len(blocks.models)] * size
         self._block_sum = [0.0] * len(blocks.models)
         if columns.rows:
@@ -99,10 +100,11 @@ class Valuation:
             self._model_usable[i] += more
         self._usable[rows] = usable
         if self._block_list:
-            held = self.block_count(whole, cpu, model, np.arange(len(self._block_list)))
-            for row, counts in zip(rows.tolist(), held.T.tolist(), strict=True):
-                for i, (now, before) in enumerate(zip(counts, self._blocks[row], strict=True)):
-                    self._block_sum[i] += now - before
+            held = self.block_count(whole, cpu, model, np.arange(len(self._block_list))).T
+            before = np.array([self._blocks[row] for row in rows.tolist()])
+            more = np.add.reduce(held - before, axis=0).tolist()
+            self._block_sum = [total + part for total, part in zip(self._block_sum, more, strict=True)]
+            for row, counts in zip(rows.tolist(), held.tolist(), strict=True):
                 self._blocks[row] = counts
 
     def _update_one(self, row: int) -> None:
@@ -141,16 +143,19 @@ class Valuation:
 
     def blocks_of(self, whole: int, cpu: int, model: int) -> list[float]:
         """`block_count` of one node, for all classes."""
+        cpu = max(cpu, 0)
         return [
-            min(whole // gpus, cpu // needed) if models >> model & 1 else 0 for gpus, needed, models in self._block_list
+            (min(whole // gpus, cpu // needed) if needed else whole // gpus) if models >> model & 1 else 0
+            for gpus, needed, models in self._block_list
         ]
 
     def block_count(
         self, whole: FloatArray | IntArray, cpu: FloatArray | IntArray, model: Rows, blocks: Rows
     ) -> FloatArray:
         """How many pods of these multi-GPU classes such nodes can take, [class, node]; whole numbers."""
-        by_cpu = cpu / self._block_cpu[blocks]
+        by_cpu = np.maximum(cpu, 0) / self._block_cpu[blocks]
         np.floor(by_cpu, out=by_cpu)
+        by_cpu += self._block_without_cpu[blocks]
         held = np.minimum(np.floor(whole / self._block_gpus[blocks]), by_cpu)
         if not self._blocks_anywhere:
             held *= self._block_allowed[blocks[:, None], model]

@@ -12,5 +12,5 @@ class BestFit:
 
     def score(self, trial: Trial) -> FloatArray:
         cpu = trial.cpu_after / LARGEST_CPU
-        gpu = (gpu_free(trial) - gpu_wanted(trial.pod_class)) / LARGEST_GPU
+        gpu = (gpu_free(trial) - gpu_wanted(trial)) / LARGEST_GPU
         return truncated(100 * (1 - 0.5 * (cpu + gpu)))

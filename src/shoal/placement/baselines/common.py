@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import numpy as np
 
-from shoal.placement.classes import PodClass
-from shoal.placement.columns import SHARES, CardKind, FloatArray
+from shoal.placement.columns import SHARES, FloatArray
 from shoal.placement.trial import Trial
 
 LARGEST_CPU = 128_000.0
@@ -20,10 +21,11 @@ def gpu_free(trial: Trial) -> FloatArray:
     return free
 
 
-def gpu_wanted(pod_class: PodClass) -> float:
-    """GPU thousandths of the pod; shares of memory count as parts of a card they would fill."""
-    any_card = CardKind("", 0, 0)
-    return float(sum(need.gpus * need.size_on(any_card) for need in pod_class.needs) * MILLI)
+def gpu_wanted(trial: Trial) -> float:
+    """GPU thousandths of the pod; a share of memory counts as the part of a card it fills, on the average."""
+    kinds = trial.columns.kinds[1:]
+    sizes = (need.gpus * fmean(need.size_on(kind) for kind in kinds) for need in trial.pod_class.needs if kinds)
+    return MILLI * sum(sizes)
 
 
 def truncated(values: FloatArray) -> FloatArray:

@@ -12,5 +12,5 @@ class DotProduct:
 
     def score(self, trial: Trial) -> FloatArray:
         cpu = trial.cpu_free / LARGEST_CPU * (trial.pod_class.cpu / LARGEST_CPU)
-        gpu = gpu_free(trial) / LARGEST_GPU * (gpu_wanted(trial.pod_class) / LARGEST_GPU)
+        gpu = gpu_free(trial) / LARGEST_GPU * (gpu_wanted(trial) / LARGEST_GPU)
         return truncated(100 * (1 - 0.5 * (cpu + gpu)))
