@@ -39,7 +39,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
     metavar="NAME,…",
     default="fragmentation,fgd,best-fit",
     show_default=True,
-    help="The policies to compare, separated by commas, among fragmentation, binpack, spread, topology, best-fit,"
+    help="The policies to compare, separated by commas, among fragmentation, binpack, spread, topology, keti, best-fit,"
     " dot-product, gpu-packing, gpu-clustering, random, and fgd, which is told the workload beforehand.",
 )
 @click.option(

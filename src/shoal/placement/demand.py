@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from shoal.placement.classes import CardNeed, PodClass
 from shoal.placement.columns import SHARES, WHOLE, Columns, FloatArray, IntArray
 from shoal.placement.prices import Worth, flat_worth, worth_of
 from shoal.placement.weights import (
+    CPU_AMPLE,
     FIRST_REFRESH,
     LAST_DOUBLING,
     REFRESH_EVERY,
@@ -108,6 +109,8 @@ class Demand:
     model_sets: tuple[ModelSet, ...]
     confined: FloatArray
     blocks: Blocks
+    #: How far CPU rather than GPUs will run out, 0..1: all pods' CPU when the cards are full, against what there is.
+    cpu_bound: float = 0.0
 
 
 NO_BLOCKS = Blocks(np.zeros(0, np.int64), np.zeros(0, np.int64), (), np.zeros(0))
@@ -125,8 +128,8 @@ class _Wanted:
     models: ModelSet
 
 
-def demand_of(counts: Mapping[PodClass, int], columns: Columns) -> Demand:
-    """The demand behind these counts, on the cards that are there."""
+def demand_of(counts: Mapping[PodClass, int], columns: Columns, *, cpu_milli: int = 0) -> Demand:
+    """The demand behind these counts, on the cards that are there; `cpu_milli` is the CPU of all nodes together."""
     cards = columns.cards_by_kind()
     classes = [(pod_class, count) for pod_class, count in counts.items() if pod_class.wants_gpu]
     if not classes or not cards.sum():
@@ -148,7 +151,13 @@ def demand_of(counts: Mapping[PodClass, int], columns: Columns) -> Demand:
         )
         for pod_class, count in classes
     ]
-    return _summary(worth, wanted, present)
+    demand = _summary(worth, wanted, present)
+    gpus = sum(item.count * item.size for item in wanted)
+    if not gpus or not cpu_milli:
+        return demand
+    cpu = sum(count * pod_class.cpu for pod_class, count in counts.items())
+    load = cpu / gpus * float(cards.sum()) / cpu_milli
+    return replace(demand, cpu_bound=min(1.0, max(0.0, (load - CPU_AMPLE) / (1 - CPU_AMPLE))))
 
 
 def _typical_size(need: CardNeed, columns: Columns, cards: FloatArray) -> int:

@@ -20,7 +20,8 @@ from shoal.placement.columns import BoolArray, FloatArray, Rows
 from shoal.placement.demand import DemandCounter, demand_of
 from shoal.placement.errors import PolicyError
 from shoal.placement.ledger import Booking, Ledger
-from shoal.placement.policies import POLICIES, Policy
+from shoal.placement.policies import POLICIES
+from shoal.placement.policy import Policy
 from shoal.placement.pressures import Candidates, Cost
 from shoal.placement.trial import CardRules, ClassTables, Score, Trial
 from shoal.placement.valuation import Valuation
@@ -84,7 +85,7 @@ class Engine:
     def refresh(self) -> None:
         """Make the demand anew from the pods that are there."""
         if any(policy.learns for policy in self._policies.values()):
-            self.valuation.adopt(demand_of(self.demand.counts, self.ledger.columns))
+            self.valuation.adopt(demand_of(self.demand.counts, self.ledger.columns, cpu_milli=self.ledger.cpu_milli()))
             self.forget()
         self._next_refresh = self.demand.next_refresh()
 

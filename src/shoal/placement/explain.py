@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.placement.classes import PodClass
 from shoal.placement.ledger import Ledger
-from shoal.placement.policies import Policy
+from shoal.placement.policy import Policy
 from shoal.placement.trial import Refusal
 
 

@@ -12,7 +12,7 @@ from shoal.model.contract.keti import DEFAULT_POLICY, GpuPreference, KetiPolicy
 from shoal.placement.cards.topology import lane_matrix
 from shoal.placement.columns import SHARES, WHOLE, BoolArray, FloatArray, Rows
 from shoal.placement.ledger import NodeBooks
-from shoal.placement.policies import Policy
+from shoal.placement.policy import Policy
 from shoal.placement.trial import NeedTables, Trial, take_lowest
 
 #: What a pod on a card costs it, and what it gains it when cards are packed.

@@ -174,6 +174,10 @@ class Ledger:
         """The nodes with an inventory, in the order they were first seen."""
         return (node for node in self._rows if node.inventory is not None)
 
+    def cpu_milli(self) -> int:
+        """The CPU of all nodes together."""
+        return sum(node.inventory.cpu_milli for node in self._rows if node.inventory is not None)
+
     def booking(self, pod: str) -> Booking | None:
         return self._bookings.get(pod)
 

@@ -7,7 +7,7 @@ decide; what is still equal goes to the node seen first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from shoal.placement import weights
 from shoal.placement.baselines.best_fit import BestFit
@@ -17,40 +17,15 @@ from shoal.placement.baselines.gpu_packing import GpuPacking
 from shoal.placement.cards.free import LeastFree, MostFree
 from shoal.placement.cards.regret import LeastRegret
 from shoal.placement.errors import PolicyError
-from shoal.placement.filters.card_fit import CardFit
-from shoal.placement.filters.node_resources import NodeResources
-from shoal.placement.pressures import BrokenBlock, Pressure, ScarceModel
+from shoal.placement.keti import keti_policy
+from shoal.placement.policy import Policy
+from shoal.placement.pressures import BrokenBlock, ScarceModel
 from shoal.placement.scores.leftovers import CardLeft, CpuLeft, NodeWorth
 from shoal.placement.scores.model_preference import ModelPreference
 from shoal.placement.scores.regret import Regret
 from shoal.placement.scores.spread import FreeShare
 from shoal.placement.scores.stranding import Stranding
 from shoal.placement.scores.topology import Topology
-from shoal.placement.trial import CardRule, CardScore, Filter, Score
-
-FILTERS: tuple[Filter, ...] = (NodeResources(), CardFit())
-
-
-@dataclass(frozen=True)
-class Policy:
-    """A named way to choose."""
-
-    name: str
-    cards: CardRule
-    scores: tuple[tuple[float, Score], ...] = ()
-    card_scores: tuple[tuple[float, CardScore], ...] = ()
-    pressures: tuple[tuple[float, Pressure], ...] = ()
-    grain: float = 0.0
-    ties: tuple[tuple[float, Score], ...] = ()
-    card_ties: tuple[tuple[float, CardScore], ...] = ()
-    filters: tuple[Filter, ...] = FILTERS
-    #: The policy looks at what is in demand; the others do without.
-    learns: bool = False
-    #: Take the best node (0), or the second best (1) where there is one.
-    rank: int = 0
-    #: Any node that fits will do.
-    random: bool = False
-
 
 FRAGMENTATION = Policy(
     "fragmentation",
@@ -86,6 +61,7 @@ POLICIES: Mapping[str, Policy] = {
         BINPACK,
         SPREAD,
         TOPOLOGY,
+        keti_policy(),
         BEST_FIT,
         DOT_PRODUCT,
         GPU_PACKING,

@@ -35,6 +35,10 @@ GRAIN = 0.02
 TIE_NODE_WORTH = -0.003
 TIE_CARD_LEFT = -0.2
 TIE_CPU_LEFT = -0.0001
+#: Where CPU runs out before GPUs do, packing CPU counts this many times more, and for CPU-only pods too. It begins to
+#: when the pods of full cards would take this part of all CPU.
+CPU_BOUND = 10.0
+CPU_AMPLE = 0.85
 #: In the choice of the card: how much the share left on it counts beside the regret.
 CARD_LEFT = 0.2
 

@@ -13,7 +13,8 @@ from shoal.placement.baselines.fgd import fgd_policy
 from shoal.placement.columns import WHOLE
 from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
-from shoal.placement.policies import POLICIES, Policy
+from shoal.placement.policies import POLICIES
+from shoal.placement.policy import Policy
 from shoal.simulate.errors import SettingsError
 from shoal.simulate.trace import Workload
 

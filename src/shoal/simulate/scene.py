@@ -19,7 +19,7 @@ from shoal.model.request import Request
 from shoal.placement.engine import Engine
 from shoal.placement.explain import refusals
 from shoal.placement.ledger import Ledger
-from shoal.placement.policies import Policy
+from shoal.placement.policy import Policy
 from shoal.placement.trial import Refusal
 
 #: NVLink lanes of a pair of cards in a scene.

@@ -15,7 +15,7 @@ from shoal.placement.baselines.common import MILLI
 from shoal.placement.classes import PodClass
 from shoal.placement.columns import SHARES, BoolArray, Columns, FloatArray, IntArray, Rows
 from shoal.placement.demand import allowed_models
-from shoal.placement.policies import Policy
+from shoal.placement.policy import Policy
 from shoal.placement.trial import NeedTables, Trial, take_lowest
 
 #: The typical pods are the most frequent ones that make up this part of all.

@@ -6,6 +6,7 @@ import numpy as np
 
 from shoal.placement.columns import WHOLE, FloatArray
 from shoal.placement.trial import NeedTables, Trial
+from shoal.placement.weights import CPU_BOUND
 
 
 class NodeWorth:
@@ -24,9 +25,8 @@ class CardLeft:
 
 
 class CpuLeft:
-    """The cores left on the node, for pods that take a GPU."""
+    """The cores left on the node: for pods that take a GPU, and CPU_BOUND times as much for all where CPU runs out."""
 
     def score(self, trial: Trial) -> FloatArray:
-        if not trial.pod_class.wants_gpu:
-            return np.zeros(len(trial.rows))
-        return trial.cpu_after.astype(np.float64) * 0.001
+        worth = trial.pod_class.wants_gpu + CPU_BOUND * trial.valuation.demand.cpu_bound
+        return trial.cpu_after.astype(np.float64) * (0.001 * worth)
