@@ -46,7 +46,7 @@ bench: $(BENCHES)
 bench-placement: ## Compare the placement policies (TRACES=folder of the openb traces)
 $(sort $(BENCHES) bench-placement): bench-%: bench/bench_%.py .venv/.installed
 	@echo "==> $<"
-	@$(PY) -m bench.bench_$* $(if $(filter %placement.py,$<),$(TRACES_FLAG)) $(ARGS)
+	@$(PY) -m bench.bench_$* $(if $(filter %placement.py %simulate.py,$<),$(TRACES_FLAG)) $(ARGS)
 
 UV_VERSION := 0.13.7
 COMPILE = build/uv/bin/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 \

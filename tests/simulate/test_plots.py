@@ -4,10 +4,11 @@ from base64 import b64decode
 import pytest
 from tests.simulate.made_up import node_file, pod_file
 
-from shoal.simulate.cluster import Idle
+from shoal.simulate.cluster import POLICY_NAMES, Idle
 from shoal.simulate.curves import Curve, curve, mean_idle, pictures
 from shoal.simulate.errors import PlotsError
 from shoal.simulate.page import write_report
+from shoal.simulate.plots import COLOURS
 from shoal.simulate.runs import Comparison, Progress, compare_churn, compare_static
 from shoal.simulate.scenario import Churn, Lifetimes, Mode
 from shoal.simulate.trace import read_nodes, read_workload
@@ -100,3 +101,8 @@ def test_the_picture_shows_what_was_idle_when_all_had_arrived(comparison):
     assert idle.shares + idle.no_cpu + idle.usable == pytest.approx(
         100 - sum(fill.last_allocated for fill in last) / len(last)
     )
+
+
+def test_every_policy_has_a_colour_of_its_own() -> None:
+    assert sorted(COLOURS) == sorted(POLICY_NAMES)
+    assert len(set(COLOURS.values())) == len(COLOURS)

@@ -34,6 +34,8 @@ class Valuation:
     def adopt(self, demand: Demand) -> None:
         """Value everything anew under another demand."""
         self.demand = demand
+        #: Where no pod asks for CPU, none can be missing.
+        self._needs_cpu = demand.cores_per_gpu > 0
         per_gpu = max(CPU_NEED * demand.cores_per_gpu, _TINY)
         self._gpus_per_cpu = 0.001 / per_gpu
         self._spread = CPU_SPREAD * demand.cores_spread / per_gpu
@@ -112,7 +114,9 @@ class Valuation:
         cpu, _, _, whole, model, _ = self._columns.node[row].tolist()
         worth = float(np.add.reduce(self.code_worth.take(self._columns.code[row])))
         spread = math.sqrt(worth) * self._spread + _TINY
-        stranded = min(worth, loss_at((cpu * self._gpus_per_cpu - worth) / spread) * spread)
+        stranded = 0.0
+        if self._needs_cpu:
+            stranded = min(worth, loss_at((cpu * self._gpus_per_cpu - worth) / spread) * spread)
         usable = int((worth - stranded) / _UNIT)
         self.worth[row] = worth
         self.stranded[row] = stranded
@@ -130,6 +134,8 @@ class Valuation:
         a = CPU_NEED·mu·K, s = CPU_SPREAD·sigma·sqrt(K), S = min(K, s·loss((cpu - a)/s) / (CPU_NEED·mu)); computed in
         GPU equivalents, that is with everything divided by CPU_NEED·mu.
         """
+        if not self._needs_cpu:
+            return np.zeros(len(worth))
         worth = np.maximum(worth, 0.0)
         spread = np.sqrt(worth)
         spread *= self._spread

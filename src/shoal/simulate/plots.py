@@ -23,8 +23,11 @@ INK = "#1f2933"
 FAINT = "#8a94a0"
 GRID = "#e4e7eb"
 #: A colour per policy, so that a policy looks the same in every picture.
-PALETTE = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c6d31", "#6a3d9a", "#999999", "#b2182b")
-COLOURS = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(POLICY_NAMES)}
+PALETTE = (
+    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9",
+    "#8c6d31", "#6a3d9a", "#999999", "#b2182b", "#1b7837", "#c51b7d",
+)  # fmt: skip
+COLOURS = dict(zip(POLICY_NAMES, PALETTE, strict=False))
 CAUSES = (
     ("share left on cards in use", "#f2b84b"),
     ("whole cards without the CPU", "#c8553d"),
