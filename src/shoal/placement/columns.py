@@ -64,6 +64,9 @@ class Columns:
         self.models: list[str] = []
         #: Policies named by node labels; 0 stands for none.
         self.policies: list[str | None] = [None]
+        #: The models of the nodes that have cards now, as a bit mask over `models`.
+        self.present = 0
+        self._nodes_of: dict[int, int] = {}
         self._kind_ids: dict[CardKind, int] = {NO_CARD: 0}
         self._model_ids: dict[str, int] = {}
         self._log: list[int] = []
@@ -127,6 +130,8 @@ class Columns:
         """Write a node anew: its make and all of its cards. What is free of it is written by `write_free`."""
         if len(cards) > self.slots:
             self._grow(self._capacity, max(len(cards), self.slots * 2))
+        self._count_model(int(self.model[row]), -int(self.code[row].max() >= SHARES))
+        self._count_model(self.model_id(model), int(bool(cards)))
         self.alive[row] = alive
         self.model[row] = self.model_id(model)
         if policy not in self.policies:
@@ -137,6 +142,10 @@ class Columns:
             column[row] = UNUSABLE
         for slot, card in enumerate(cards):
             self.write_card(row, slot, card)
+
+    def _count_model(self, model: int, more: int) -> None:
+        nodes = self._nodes_of[model] = self._nodes_of.get(model, 0) + more
+        self.present = self.present | 1 << model if nodes else self.present & ~(1 << model)
 
     def write_card(self, row: int, slot: int, card: CardFigures) -> None:
         """Write one card; the caller also says through `write_free` that the row changed."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from shoal.model.request import accepts_model
 from shoal.placement.classes import CardNeed, PodClass
-from shoal.placement.columns import SHARES, WHOLE, Columns, FloatArray, IntArray
+from shoal.placement.columns import WHOLE, Columns, FloatArray, IntArray
 from shoal.placement.prices import Worth, flat_worth, worth_of
 from shoal.placement.weights import (
     CPU_AMPLE,
@@ -134,7 +134,7 @@ def demand_of(counts: Mapping[PodClass, int], columns: Columns, *, cpu_milli: in
     classes = [(pod_class, count) for pod_class, count in counts.items() if pod_class.wants_gpu]
     if not classes or not cards.sum():
         return NO_DEMAND
-    present = present_models(columns)
+    present = columns.present
     pieces: dict[int, float] = {}
     for pod_class, count in classes:
         for need in pod_class.needs:
@@ -180,12 +180,6 @@ def allowed_models(pod_class: PodClass, columns: Columns) -> ModelSet:
         for i, model in enumerate(columns.models)
         if any(accepts_model(pod_class.selector, part) for part in model.split("+"))
     )
-
-
-def present_models(columns: Columns) -> ModelSet:
-    """The models of the nodes that have cards now."""
-    with_cards = columns.code[: columns.rows].max(axis=1, initial=0) >= SHARES
-    return sum(1 << int(i) for i in np.unique(columns.model[: columns.rows][with_cards]))
 
 
 def _summary(worth: Worth, wanted: list[_Wanted], every_model: ModelSet) -> Demand:

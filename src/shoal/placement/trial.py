@@ -137,7 +137,7 @@ class ClassTables:
         #: The least CPU and memory a node must have free, and that it is there; a pod that asks for none fits anyway.
         least = np.iinfo(np.int64).min
         self.node_needs = np.array([[pod_class.cpu or least], [pod_class.ram or least], [1]])
-        models = allowed_models(pod_class, columns) & valuation.models
+        models = allowed_models(pod_class, columns) & columns.present
         #: Sets of models that other pods are confined to and this one is not.
         self.confining = valuation.confining(models)
         #: Cards of a model the pod accepts, by code.

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from shoal.placement.columns import SHARES, Columns, FloatArray, IntArray, Rows
-from shoal.placement.demand import NO_DEMAND, Demand, ModelSet, present_models
+from shoal.placement.demand import NO_DEMAND, Demand, ModelSet
 from shoal.placement.normal import cdf, loss, loss_at
 from shoal.placement.weights import CPU_NEED, CPU_SPREAD, NEGLIGIBLE
 
@@ -46,15 +46,15 @@ class Valuation:
         columns, blocks = self._columns, self.demand.blocks
         rows = np.arange(columns.rows)
         size = columns.cpu_free.shape[0]
-        self._shape = (columns.code.shape, len(columns.kinds), len(columns.models))
-        self.models = present_models(columns)
+        self._shape = self._shape_now()
         #: Worth of a card by its code (kind and free share).
         self.code_worth = np.tile(self.demand.worth.worth, len(columns.kinds))
         self.code_worth[:SHARES] = 0.0
         self._block_list = list(zip(blocks.gpus.tolist(), blocks.cpu.tolist(), blocks.models, strict=True))
         self.worth = np.zeros(size)
         self.stranded = np.zeros(size)
-        self._usable = np.zeros(size, np.int64)
+        #: Per node the model it is counted under, and its usable worth.
+        self._usable: list[tuple[int, int]] = [(0, 0)] * size
         self._model_usable = [0] * len(columns.models)
         self._members = np.array(
             [[models >> i & 1 for i in range(len(columns.models))] for models in self.demand.model_sets], np.int64
@@ -73,10 +73,15 @@ class Valuation:
             self._update(rows)
         self._seen = columns.version
 
+    def _shape_now(self) -> tuple[tuple[int, ...], int, int, int]:
+        """What the arrays and tables were made for; when it changes everything is made anew."""
+        columns = self._columns
+        return columns.code.shape, len(columns.kinds), len(columns.models), columns.present
+
     def catch_up(self) -> bool:
         """Value the nodes that changed. True when everything was made anew: no column computed before is valid."""
         columns = self._columns
-        if self._shape != (columns.code.shape, len(columns.kinds), len(columns.models)):
+        if self._shape != self._shape_now():
             self._rebuild()
             return True
         changed = columns.changed_since(self._seen)
@@ -98,9 +103,8 @@ class Valuation:
         usable = ((worth - stranded) / _UNIT).astype(np.int64)
         self.worth[rows] = worth
         self.stranded[rows] = stranded
-        for i, more in zip(model.tolist(), (usable - self._usable[rows]).tolist(), strict=True):
-            self._model_usable[i] += more
-        self._usable[rows] = usable
+        for row, i, now in zip(rows.tolist(), model.tolist(), usable.tolist(), strict=True):
+            self._count(row, i, now)
         if self._block_list:
             held = self.block_count(whole, cpu, model, np.arange(len(self._block_list))).T
             before = np.array([self._blocks[row] for row in rows.tolist()])
@@ -108,6 +112,13 @@ class Valuation:
             self._block_sum = [total + part for total, part in zip(self._block_sum, more, strict=True)]
             for row, counts in zip(rows.tolist(), held.tolist(), strict=True):
                 self._blocks[row] = counts
+
+    def _count(self, row: int, model: int, usable: int) -> None:
+        """Enter a node's usable worth into the sums, and take out what was entered before."""
+        before, amount = self._usable[row]
+        self._model_usable[before] -= amount
+        self._model_usable[model] += usable
+        self._usable[row] = (model, usable)
 
     def _update_one(self, row: int) -> None:
         """`_update` for one node, number by number and in the same order."""
@@ -120,8 +131,7 @@ class Valuation:
         usable = int((worth - stranded) / _UNIT)
         self.worth[row] = worth
         self.stranded[row] = stranded
-        self._model_usable[model] += usable - int(self._usable[row])
-        self._usable[row] = usable
+        self._count(row, model, usable)
         if self._block_list:
             held = self.blocks_of(whole, cpu, model)
             for i, (now, before) in enumerate(zip(held, self._blocks[row], strict=True)):

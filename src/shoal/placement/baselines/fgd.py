@@ -57,11 +57,12 @@ class TypicalPods:
     def fragments(self, free: IntArray, cpu: IntArray, model: Rows, columns: Columns) -> FloatArray:
         """F: the free GPU thousandths that a typical pod cannot use, on the average; `free` is [card, ..., row]."""
         inner = [1] * (free.ndim - 2)
-        large = free[None] >= self.sizes.reshape(-1, *([1] * free.ndim))
+        large = free[None] >= self.sizes.reshape(len(self.sizes), *([1] * free.ndim))
         enough = large.sum(axis=1)
         small = (free[None] * ~large).sum(axis=1)
         usable = self.allowed(columns)[:, model] & (self.cpu[:, None] <= cpu)
-        usable = usable.reshape(-1, *inner, len(cpu)) & (enough[self.size_of] >= self.gpus.reshape(-1, *inner, 1))
+        usable = usable.reshape(len(self.cpu), *inner, len(cpu))
+        usable = usable & (enough[self.size_of] >= self.gpus.reshape(len(self.cpu), *inner, 1))
         wasted = np.where(usable, small[self.size_of], free.sum(axis=0))
         result: FloatArray = np.tensordot(self.part, wasted, axes=1)
         return result
