@@ -23,7 +23,7 @@ TYPICAL = 0.95
 
 
 class TypicalPods:
-    """The most frequent pods, as arrays over their classes."""
+    """The most frequent pods, grouped by cards and size: within a group only CPU and models tell them apart."""
 
     def __init__(self, requests: Iterable[Request]) -> None:
         counts = Counter((request.cpu_milli, request.containers, request.selector) for request in requests)
@@ -35,41 +35,53 @@ class TypicalPods:
                 break
             kept.append((PodClass(Request(containers, cpu, 0, selector)), count))
             covered += count
-        self.classes = [pod_class for pod_class, _ in kept]
-        self.part = np.array([count for _, count in kept]) / max(covered, 1)
-        self.cpu = np.array([pod_class.cpu for pod_class in self.classes])
-        self.gpus = np.array([sum(need.gpus for need in pod_class.needs) for pod_class in self.classes])
-        milli = [_milli(pod_class) for pod_class in self.classes]
-        #: The distinct sizes, and for each class the number of its size.
-        self.sizes = np.array(sorted(set(milli)))
-        self.size_of = np.searchsorted(self.sizes, milli)
-        self._allowed = np.zeros((0, 0), np.bool_)
+        #: Typical pods that take a GPU, each with its part of all typical pods.
+        self._pods = [(pod_class, count / covered) for pod_class, count in kept if pod_class.needs]
+        groups = sorted({(_milli(pod_class), _cards(pod_class)) for pod_class, _ in self._pods})
+        self._group_of = {group: i for i, group in enumerate(groups)}
+        self._cards = np.array([cards for _, cards in groups], np.int64)
+        self._sizes = np.array(sorted({milli for milli, _ in groups}), np.int64)
+        self._size_of = np.searchsorted(self._sizes, np.array([milli for milli, _ in groups], np.int64))
+        self._cpu_levels = np.array(sorted({pod_class.cpu for pod_class, _ in self._pods}), np.int64)
+        self._parts = np.zeros((0, 0, 0))
         self._models: list[str] = []
 
-    def allowed(self, columns: Columns) -> BoolArray:
-        """Which models each class may use, [class, model]; CPU-only classes use no GPU at all."""
+    def _served(self, columns: Columns) -> FloatArray:
+        """The part of all typical pods that a node can serve: by its model, the level of its CPU, and group."""
         if self._models != columns.models:
             self._models = list(columns.models)
-            masks = [allowed_models(pod_class, columns) if pod_class.needs else 0 for pod_class in self.classes]
-            self._allowed = np.array([[mask >> i & 1 for i in range(len(columns.models))] for mask in masks], np.bool_)
-        return self._allowed
+            self._parts = np.zeros((len(columns.models), len(self._cpu_levels) + 1, len(self._cards)))
+            for pod_class, part in self._pods:
+                group = self._group_of[_milli(pod_class), _cards(pod_class)]
+                first = int(np.searchsorted(self._cpu_levels, pod_class.cpu)) + 1
+                allowed = allowed_models(pod_class, columns)
+                for model in range(len(columns.models)):
+                    if allowed >> model & 1:
+                        self._parts[model, first:, group] += part
+        return self._parts
 
-    def fragments(self, free: IntArray, cpu: IntArray, model: Rows, columns: Columns) -> FloatArray:
-        """F: the free GPU thousandths that a typical pod cannot use, on the average; `free` is [card, ..., row]."""
+    def fragments(self, free: IntArray, cpu: IntArray, model: IntArray, columns: Columns) -> FloatArray:
+        """F: the free GPU thousandths that a typical pod cannot use, on the average; `free` is [card, ..., row].
+
+        All of them for pods that find no place here, else those on cards with less free than the pod takes.
+        """
+        level = np.searchsorted(self._cpu_levels, cpu, side="right")
         inner = [1] * (free.ndim - 2)
-        large = free[None] >= self.sizes.reshape(len(self.sizes), *([1] * free.ndim))
-        enough = large.sum(axis=1)
-        small = (free[None] * ~large).sum(axis=1)
-        usable = self.allowed(columns)[:, model] & (self.cpu[:, None] <= cpu)
-        usable = usable.reshape(len(self.cpu), *inner, len(cpu))
-        usable = usable & (enough[self.size_of] >= self.gpus.reshape(len(self.cpu), *inner, 1))
-        wasted = np.where(usable, small[self.size_of], free.sum(axis=0))
-        result: FloatArray = np.tensordot(self.part, wasted, axes=1)
+        served = self._served(columns)[model, level].T.reshape(len(self._cards), *inner, len(cpu))
+        total = free.sum(axis=0)
+        large = free[None] >= self._sizes.reshape(len(self._sizes), *([1] * free.ndim))
+        enough = large.sum(axis=1)[self._size_of] >= self._cards.reshape(len(self._cards), *inner, 1)
+        usable = (free[None] * large).sum(axis=1)[self._size_of]
+        result: FloatArray = total - (served * enough * usable).sum(axis=0)
         return result
 
 
 def _milli(pod_class: PodClass) -> int:
-    return max((need.share.compute * MILLI or 1000 for need in pod_class.needs), default=0)
+    return max(need.share.compute * MILLI or 1000 for need in pod_class.needs)
+
+
+def _cards(pod_class: PodClass) -> int:
+    return sum(need.gpus for need in pod_class.needs)
 
 
 class Gradient:
