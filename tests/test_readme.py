@@ -1,0 +1,55 @@
+"""The README and the other documents tell what is so: their commands exist, their output is the real one."""
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from shoal.cli.main import main
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+def _commands(text: str) -> list[str]:
+    return re.findall(r"(?:^|`)(?:\$ )?((?:make|shoal) [^`\n#]*)", text, re.MULTILINE)
+
+
+def test_the_demo_in_the_readme_is_the_real_one() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.search(r"<!-- demo -->.*?```\n(.*?)```\n<!-- /demo -->", readme, re.DOTALL)
+    assert shown
+    result = CliRunner().invoke(main, ["demo"])
+    assert result.exit_code == 0
+    assert result.output.endswith(shown[1])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_make_target_named_in_a_document_exists(document: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    targets |= {f"bench-{path.stem.removeprefix('bench_')}" for path in ROOT.glob("bench/bench_*.py")}
+    planned = {"test-kube"}
+    named = {
+        word
+        for command in _commands(document.read_text(encoding="utf-8"))
+        if command.startswith("make ")
+        for word in command.split()[1:2]
+        if re.fullmatch(r"[a-z-]+", word)
+    }
+    assert named <= targets | planned
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_shoal_command_named_in_a_document_exists(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    planned = {"up"}
+    named = {command.split()[1] for command in _commands(text) if command.startswith("shoal ")}
+    assert {name for name in named if re.fullmatch(r"[a-z]+", name)} <= set(main.commands) | planned
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_between_documents_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text(encoding="utf-8")):
+        assert (document.parent / target).exists(), target
