@@ -12,7 +12,7 @@ from itertools import combinations, product
 from typing import NamedTuple
 
 from shoal.model.request import Request, Share
-from shoal.placement.demand import Demand
+from shoal.placement.worth.demand import Demand
 
 #: Differences below this are rounding.
 NOISE = 1e-9

@@ -36,13 +36,13 @@ from shoal.model.node import node_gpus
 from shoal.model.pod import request_of
 from shoal.model.request import Request, Share
 from shoal.placement.baselines.fgd import fgd_policy
+from shoal.placement.books.ledger import Ledger
 from shoal.placement.classes import PodClass
 from shoal.placement.engine import Engine
 from shoal.placement.explain import refusals
-from shoal.placement.keti import keti_policy
-from shoal.placement.ledger import Ledger
 from shoal.placement.policies import policy_named, preferring
 from shoal.placement.policy import Policy
+from shoal.placement.scores.keti import keti_policy
 
 Case = dict[str, Any]
 

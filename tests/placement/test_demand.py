@@ -13,9 +13,9 @@ from tests.placement.clusters import GIB, WHOLE, card, ledger_of, node, request
 from shoal.model.gpu import NodeGpus
 from shoal.model.request import CardSelector, Request, Share
 from shoal.placement.classes import PodClass
-from shoal.placement.demand import NO_DEMAND, Demand, DemandCounter, demand_of
 from shoal.placement.engine import Engine
-from shoal.placement.prices import worth_of
+from shoal.placement.worth.demand import NO_DEMAND, Demand, DemandCounter, demand_of
+from shoal.placement.worth.prices import worth_of
 
 SMALL = PodClass(request(Share(compute=10)))
 LARGE = PodClass(request(WHOLE))

@@ -11,10 +11,10 @@ from tests.placement.test_reference import World, disturb, random_nodes, random_
 
 from shoal.model.allocation import Allocation
 from shoal.model.request import Request, Share
+from shoal.placement.books.ledger import Ledger
 from shoal.placement.classes import PodClass
 from shoal.placement.engine import Engine
 from shoal.placement.explain import refusals
-from shoal.placement.ledger import Ledger
 from shoal.placement.policies import policy_named
 
 

@@ -43,8 +43,8 @@ from shoal.model.allocation import Allocation
 from shoal.model.gpu import Gpu, Link, NodeGpus
 from shoal.model.request import CardSelector, ContainerRequest, Request, Share
 from shoal.placement.baselines.fgd import fgd_policy
+from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
-from shoal.placement.ledger import Ledger
 from shoal.placement.policies import policy_named
 
 CASES = 10_000

@@ -1,8 +1,8 @@
 import pytest
 from tests.simulate.made_up import node, pod
 
+from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
-from shoal.placement.ledger import Ledger
 from shoal.placement.policies import policy_named
 from shoal.simulate.queueing import WaitingPods, room_on
 from shoal.simulate.scenario import Arrival

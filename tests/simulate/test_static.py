@@ -5,8 +5,8 @@ import pytest
 from tests.simulate.made_up import node, node_file, pod, pod_file, workload
 
 from shoal.model.gpu import NodeGpus
+from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
-from shoal.placement.ledger import Ledger
 from shoal.placement.policies import policy_named
 from shoal.simulate.cluster import POLICY_NAMES
 from shoal.simulate.static import Fill, allocation_at, arrivals, run_static

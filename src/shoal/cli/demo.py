@@ -14,7 +14,7 @@ import click
 
 if TYPE_CHECKING:
     from shoal.model.request import Share
-    from shoal.placement.ledger import CardBooks, Ledger
+    from shoal.placement.books.ledger import CardBooks, Ledger
     from shoal.simulate.scene import Outcome, Scene
 
 _BAR = 20

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from shoal.model.request import NO_SHARE, CardSelector, ContainerRequest, Request, Share, phases
-from shoal.placement.columns import WHOLE, CardKind
+from shoal.placement.books.columns import WHOLE, CardKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,17 +15,17 @@ import numpy as np
 from shoal.model.allocation import Allocation
 from shoal.model.request import Request
 from shoal.placement import stacking
+from shoal.placement.books.columns import BoolArray, FloatArray, Rows
+from shoal.placement.books.ledger import Booking, Ledger
 from shoal.placement.classes import PodClass
-from shoal.placement.columns import BoolArray, FloatArray, Rows
-from shoal.placement.demand import DemandCounter, demand_of
 from shoal.placement.errors import PolicyError
-from shoal.placement.ledger import Booking, Ledger
 from shoal.placement.policies import POLICIES
 from shoal.placement.policy import Policy
-from shoal.placement.pressures import Candidates, Cost
 from shoal.placement.trial import CardRules, ClassTables, Score, Trial
-from shoal.placement.valuation import Valuation
 from shoal.placement.weights import SPLIT
+from shoal.placement.worth.demand import DemandCounter, demand_of
+from shoal.placement.worth.pressures import Candidates, Cost
+from shoal.placement.worth.valuation import Valuation
 
 #: Memory for the columns of all classes; the ones unused for longest are dropped beyond it.
 COLUMN_BYTES = 32 << 20

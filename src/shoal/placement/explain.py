@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from shoal.placement.books.ledger import Ledger
 from shoal.placement.classes import PodClass
-from shoal.placement.ledger import Ledger
 from shoal.placement.policy import Policy
 from shoal.placement.trial import Refusal
 

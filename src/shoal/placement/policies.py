@@ -17,15 +17,15 @@ from shoal.placement.baselines.gpu_packing import GpuPacking
 from shoal.placement.cards.free import LeastFree, MostFree
 from shoal.placement.cards.regret import LeastRegret
 from shoal.placement.errors import PolicyError
-from shoal.placement.keti import keti_policy
 from shoal.placement.policy import Policy
-from shoal.placement.pressures import BrokenBlock, ScarceModel
+from shoal.placement.scores.keti import keti_policy
 from shoal.placement.scores.leftovers import CardLeft, CpuLeft, NodeWorth
 from shoal.placement.scores.model_preference import ModelPreference
 from shoal.placement.scores.regret import Regret
 from shoal.placement.scores.spread import FreeShare
 from shoal.placement.scores.stranding import Stranding
 from shoal.placement.scores.topology import Topology
+from shoal.placement.worth.pressures import BrokenBlock, ScarceModel
 
 FRAGMENTATION = Policy(
     "fragmentation",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from shoal.placement.filters.card_fit import CardFit
 from shoal.placement.filters.node_resources import NodeResources
-from shoal.placement.pressures import Pressure
 from shoal.placement.trial import CardRule, CardScore, Filter, Score
+from shoal.placement.worth.pressures import Pressure
 
 FILTERS: tuple[Filter, ...] = (NodeResources(), CardFit())
 

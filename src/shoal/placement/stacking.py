@@ -11,10 +11,10 @@ from itertools import combinations
 
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.request import ANY_CARD, NO_SHARE, CardSelector, ContainerKind, ContainerRequest, Share, accepts
+from shoal.placement.books.columns import WHOLE
+from shoal.placement.books.ledger import CardBooks, NodeBooks
 from shoal.placement.cards.topology import closest
 from shoal.placement.classes import PodClass
-from shoal.placement.columns import WHOLE
-from shoal.placement.ledger import CardBooks, NodeBooks
 
 #: Per container of the request, the slots of its cards.
 Deal = tuple[tuple[int, ...], ...]

@@ -12,12 +12,12 @@ from typing import Protocol
 import numpy as np
 
 from shoal.model.request import accepts, accepts_model
+from shoal.placement.books.columns import SHARES, WHOLE, BoolArray, Columns, FloatArray, IntArray, Rows
+from shoal.placement.books.ledger import Ledger, NodeBooks
 from shoal.placement.classes import CardNeed, PodClass
-from shoal.placement.columns import SHARES, WHOLE, BoolArray, Columns, FloatArray, IntArray, Rows
-from shoal.placement.demand import allowed_models
 from shoal.placement.lazy import lazy
-from shoal.placement.ledger import Ledger, NodeBooks
-from shoal.placement.valuation import Valuation
+from shoal.placement.worth.demand import allowed_models
+from shoal.placement.worth.valuation import Valuation
 
 
 class CardRule(Protocol):
@@ -103,16 +103,18 @@ class NeedTables:
                 for weight, score in scores:
                     self.outcome[line] += weight * score.by_card(self)
         self.keys = policy.cards.keys(self)
-        #: The codes in the order of their keys, each number ending in the code itself: the least one is taken.
+        #: The codes in the order of their keys: rank, room for the slot, and the code itself. The least one is taken.
         self.order: IntArray | None = None
         if self.keys is not None:
             ranks = np.unique(self.keys, return_inverse=True)[1]
-            self.order = ranks.astype(np.int64) << CODE_BITS | np.arange(len(ranks))
+            self.order = ranks.astype(np.int64) << CODE_BITS + SLOT_BITS | np.arange(len(ranks))
 
 
-#: Room for a code below its rank in `NeedTables.order`, and the mask that takes the code back out.
-CODE_BITS = 32
+#: Room for the slot and the code below the rank in `NeedTables.order`, and the masks that take them back out.
+CODE_BITS = 24
 CODE_MASK = (1 << CODE_BITS) - 1
+SLOT_BITS = 16
+SLOT_MASK = (1 << SLOT_BITS) - 1
 #: Above every number in `NeedTables.order`: the card does not fit.
 NO_FIT = 1 << 62
 
@@ -202,10 +204,16 @@ class Trial:
         )
 
     @lazy
+    def _slot_bits(self) -> IntArray:
+        return np.arange(self.columns.slots)[:, None] << CODE_BITS
+
+    @lazy
     def _least(self) -> IntArray:
+        """Rank, slot and code of the card taken on each node."""
         need = self.tables.needs[0]
         assert need.order is not None
-        least: IntArray = np.minimum.reduce(np.where(self._fits(need.need), need.order.take(self.code), NO_FIT), axis=0)
+        order = need.order.take(self.code) + self._slot_bits
+        least: IntArray = np.minimum.reduce(np.where(self._fits(need.need), order, NO_FIT), axis=0)
         return least
 
     @lazy
@@ -229,36 +237,13 @@ class Trial:
     def stack(self, column: int) -> list[int]:
         """The slots taken for shares on one of the nodes, need by need."""
         if self._one_by_code:
-            return [self._slot_by_code(int(self.rows[column]))]
+            return [int(self._least[column]) >> CODE_BITS & SLOT_MASK]
         return [
             int(slot)
             for slots, tables in zip(self.picks[0], self.tables.needs, strict=True)
             if not tables.need.share.exclusive
             for slot in slots[:, column]
         ]
-
-    def _slot_by_code(self, row: int) -> int:
-        """The card that `_least` stands for: the first one that fits and has its code."""
-        tables, columns = self.tables.needs[0], self.columns
-        assert tables.order is not None
-        share, order = tables.need.share, tables.order
-        slots = [
-            (int(order[code]), slot)
-            for slot, (code, memory, compute, clients) in enumerate(
-                zip(
-                    columns.code[row].tolist(),
-                    columns.memory_free[row].tolist(),
-                    columns.compute_free[row].tolist(),
-                    columns.clients_free[row].tolist(),
-                    strict=True,
-                )
-            )
-            if memory >= share.memory_mib and compute >= share.compute and clients >= share.clients
-        ]
-        if self.pod_class.selector:
-            accepted = self._accepted()[:, self.rows.tolist().index(row)]
-            slots = [(rank, slot) for rank, slot in slots if accepted[slot]]
-        return min(slots)[1]
 
     def _fits(self, need: CardNeed) -> BoolArray:
         """Cards with this much of everything free and accepted by the pod, [slot, row]."""

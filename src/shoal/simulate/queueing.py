@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from shoal.model.request import Request, accepts_model
-from shoal.placement.columns import WHOLE
-from shoal.placement.ledger import NodeBooks
+from shoal.placement.books.columns import WHOLE
+from shoal.placement.books.ledger import NodeBooks
 from shoal.simulate.scenario import Arrival
 
 

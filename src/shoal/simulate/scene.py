@@ -16,9 +16,9 @@ from shoal.model.errors import ModelError
 from shoal.model.gpu import Gpu, Link, NodeGpus
 from shoal.model.pod import request_of
 from shoal.model.request import Request
+from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
 from shoal.placement.explain import refusals
-from shoal.placement.ledger import Ledger
 from shoal.placement.policy import Policy
 from shoal.placement.trial import Refusal
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.placement.baselines.common import LARGEST_CPU, LARGEST_GPU, gpu_free, gpu_wanted, truncated
-from shoal.placement.columns import FloatArray
+from shoal.placement.books.columns import FloatArray
 from shoal.placement.trial import Trial
 
 

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import numpy as np
 
-from shoal.placement.columns import SHARES, FloatArray
+from shoal.placement.books.columns import SHARES, FloatArray
 from shoal.placement.trial import Trial
 
 LARGEST_CPU = 128_000.0

@@ -12,11 +12,11 @@ import numpy as np
 
 from shoal.model.request import Request
 from shoal.placement.baselines.common import MILLI
+from shoal.placement.books.columns import SHARES, BoolArray, Columns, FloatArray, IntArray, Rows
 from shoal.placement.classes import PodClass
-from shoal.placement.columns import SHARES, BoolArray, Columns, FloatArray, IntArray, Rows
-from shoal.placement.demand import allowed_models
 from shoal.placement.policy import Policy
 from shoal.placement.trial import NeedTables, Trial, take_lowest
+from shoal.placement.worth.demand import allowed_models
 
 #: The typical pods are the most frequent ones that make up this part of all.
 TYPICAL = 0.95

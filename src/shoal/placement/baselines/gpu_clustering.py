@@ -6,7 +6,7 @@ import numpy as np
 
 from shoal.model.allocation import Allocation
 from shoal.placement.baselines.common import LARGEST_GPU, gpu_free
-from shoal.placement.columns import FloatArray
+from shoal.placement.books.columns import FloatArray
 from shoal.placement.trial import Trial
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shoal.placement.baselines.common import MILLI
-from shoal.placement.columns import SHARES, FloatArray
+from shoal.placement.books.columns import SHARES, FloatArray
 from shoal.placement.trial import Trial
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.placement.columns import BoolArray, FloatArray, Rows
+from shoal.placement.books.columns import BoolArray, FloatArray, Rows
 from shoal.placement.trial import NeedTables, Trial, take_lowest
 
 

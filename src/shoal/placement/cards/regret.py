@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.placement.columns import WHOLE, BoolArray, FloatArray, Rows
+from shoal.placement.books.columns import WHOLE, BoolArray, FloatArray, Rows
 from shoal.placement.scores.regret import Regret
 from shoal.placement.trial import NeedTables, Trial, take_lowest
 from shoal.placement.weights import CARD_LEFT

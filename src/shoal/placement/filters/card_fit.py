@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from shoal.model.request import Share, accepts
 from shoal.placement import stacking
+from shoal.placement.books.columns import BoolArray
+from shoal.placement.books.ledger import CardBooks, NodeBooks
 from shoal.placement.classes import CardNeed, PodClass
-from shoal.placement.columns import BoolArray
-from shoal.placement.ledger import CardBooks, NodeBooks
 from shoal.placement.trial import Refusal, Trial
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from shoal.placement.books.columns import BoolArray
+from shoal.placement.books.ledger import NodeBooks
 from shoal.placement.classes import PodClass
-from shoal.placement.columns import BoolArray
-from shoal.placement.ledger import NodeBooks
 from shoal.placement.trial import Refusal, Trial
 
 

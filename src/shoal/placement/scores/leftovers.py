@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.placement.columns import WHOLE, FloatArray
+from shoal.placement.books.columns import WHOLE, FloatArray
 from shoal.placement.trial import NeedTables, Trial
 from shoal.placement.weights import CPU_BOUND
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal.model.request import matches_model
-from shoal.placement.columns import FloatArray
+from shoal.placement.books.columns import FloatArray
 from shoal.placement.trial import Trial
 
 

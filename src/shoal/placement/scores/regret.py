@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.placement.columns import FloatArray
+from shoal.placement.books.columns import FloatArray
 from shoal.placement.trial import NeedTables
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.placement.columns import SHARES, FloatArray
+from shoal.placement.books.columns import SHARES, FloatArray
 from shoal.placement.trial import Trial
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.placement.columns import FloatArray
+from shoal.placement.books.columns import FloatArray
 from shoal.placement.trial import Trial
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from shoal.placement.books.columns import FloatArray
 from shoal.placement.cards.topology import closeness
-from shoal.placement.columns import FloatArray
 from shoal.placement.stacking import untouched
 from shoal.placement.trial import Trial
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from shoal.model.allocation import Allocation
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.request import Share
-from shoal.placement.columns import UNUSABLE, WHOLE, CardFigures, CardKind, Columns
+from shoal.placement.books.columns import UNUSABLE, WHOLE, CardFigures, CardKind, Columns
 from shoal.placement.errors import BookingError
 
 

@@ -11,10 +11,10 @@ import math
 
 import numpy as np
 
-from shoal.placement.columns import SHARES, Columns, FloatArray, IntArray, Rows
-from shoal.placement.demand import NO_DEMAND, Demand, ModelSet
-from shoal.placement.normal import cdf, loss, loss_at
+from shoal.placement.books.columns import SHARES, Columns, FloatArray, IntArray, Rows
 from shoal.placement.weights import CPU_NEED, CPU_SPREAD, NEGLIGIBLE
+from shoal.placement.worth.demand import NO_DEMAND, Demand, ModelSet
+from shoal.placement.worth.normal import cdf, loss, loss_at
 
 #: Sums of worths are kept in this part of a GPU.
 _UNIT = 2.0**-20

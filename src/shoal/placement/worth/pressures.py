@@ -12,9 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
-from shoal.placement.columns import FloatArray, IntArray, Rows
+from shoal.placement.books.columns import FloatArray, IntArray, Rows
 from shoal.placement.trial import ClassTables
-from shoal.placement.valuation import Valuation
+from shoal.placement.worth.valuation import Valuation
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from shoal.model.contract.keti import DEFAULT_POLICY, GpuPreference, KetiPolicy
+from shoal.placement.books.columns import SHARES, WHOLE, BoolArray, FloatArray, Rows
+from shoal.placement.books.ledger import NodeBooks
 from shoal.placement.cards.topology import lane_matrix
-from shoal.placement.columns import SHARES, WHOLE, BoolArray, FloatArray, Rows
-from shoal.placement.ledger import NodeBooks
 from shoal.placement.policy import Policy
 from shoal.placement.trial import NeedTables, Trial, take_lowest
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shoal.model.request import accepts_model
+from shoal.placement.books.columns import WHOLE, Columns, FloatArray, IntArray
 from shoal.placement.classes import CardNeed, PodClass
-from shoal.placement.columns import WHOLE, Columns, FloatArray, IntArray
-from shoal.placement.prices import Worth, flat_worth, worth_of
 from shoal.placement.weights import (
     CPU_AMPLE,
     FIRST_REFRESH,
@@ -29,6 +28,7 @@ from shoal.placement.weights import (
     WATCHED_BLOCKS,
     WATCHED_MODEL_SETS,
 )
+from shoal.placement.worth.prices import Worth, flat_worth, worth_of
 
 #: A set of models as a bit mask over `Columns.models`.
 ModelSet = int
