@@ -57,6 +57,20 @@ def test_nobody_is_refused_where_all_fits() -> None:
     assert reasons(ledger_of(node("n1", [16])), request(Share(GIB))) == {}
 
 
+def test_who_asks_for_no_cpu_is_not_refused_for_lack_of_it() -> None:
+    ledger = ledger_of(node("n1", [16], cores=4))
+    ledger.confirm(booking("a", "n1", {}, cores=5))
+    assert reasons(ledger, request(Share(GIB))) == {}
+    assert reasons(ledger, request(Share(GIB), cores=1)) == {"n1": "-1000m CPU free, 1000m wanted"}
+
+
+def test_a_whole_card_and_a_share_that_find_their_cards_in_one_order_only() -> None:
+    """Card 0 alone holds the share, so the whole card must be card 1."""
+    ledger = ledger_of(node("n1", [24, 16]))
+    assert reasons(ledger, request(WHOLE, Share(20 * GIB))) == {}
+    assert list(reasons(ledger, request(WHOLE, WHOLE, Share(GIB)))) == ["n1"]
+
+
 def test_a_node_that_is_gone_is_not_spoken_of() -> None:
     ledger = ledger_of(node("n1", [16]), node("n2", [16]))
     ledger.remove_node("n1")

@@ -25,9 +25,9 @@ from shoal.placement.engine import Engine
 from shoal.placement.errors import BookingError
 from shoal.placement.policies import policy_named
 
-NODES = ("n1", "n2", "n3")
+NODES = ("n1", "n2")
 PODS = tuple(f"p{number}" for number in range(8))
-CARDS = 4
+CARDS = 3
 
 names = st.sampled_from(NODES)
 pods = st.sampled_from(PODS)
@@ -342,6 +342,15 @@ class Books(RuleBasedStateMachine):
         assert {booking.pod: booking for booking in self.ledger.bookings()} == self.kept
         assert {pod for pod in PODS if self.ledger.is_assumed(pod)} == self.assumed
         assert all(self.ledger.booking(pod) == self.kept.get(pod) for pod in PODS)
+
+    @invariant()
+    def cards_that_are_gone_and_free_are_forgotten(self) -> None:
+        for name in self.seen:
+            books = self.ledger.node(name)
+            there = {card.uuid for card in self.nodes[name].gpus} if name in self.nodes else set()
+            here = [booking for booking in self.kept.values() if booking.node == name]
+            assert books is not None
+            assert set(books.cards) == there.union(*(booking.allocation.held() for booking in here))
 
     @invariant()
     def too_full_cards_are_reported(self) -> None:

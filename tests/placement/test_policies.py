@@ -162,18 +162,16 @@ def test_scarcity_follows_the_nodes_that_are_there() -> None:
     """Nodes that left and came back, with the same cards or others, leave nothing behind in the sums."""
     asked = request(WHOLE)
     confined = request(WHOLE, selector=CardSelector(models=frozenset({"A100"})))
-    wide = [node("a", [card("a", i, model="A100") for i in range(4)]), node("t", [16] * 6)]
-    ledger = ledger_of(*wide)
+    a100 = [node(name, [card(name, i, model="A100") for i in range(2)]) for name in ("a", "b")]
+    ledger = ledger_of(*a100, node("t", [16] * 6))
     engine = Engine(ledger)
     for number in range(40):
         engine.demand.arrive(str(number), engine.class_of(confined if number % 2 else asked))
     engine.refresh()
-    for _ in range(3):
+    for inventory in (node("a", [16] * 2), a100[0], node("a", [16] * 2)):
         ledger.remove_node("a")
         engine.decide(asked)
-        ledger.set_inventory(node("a", [card("a", i, model="V100") for i in range(4)]))
-        engine.decide(asked)
-        ledger.set_inventory(wide[0])
+        ledger.set_inventory(inventory)
         engine.decide(asked)
     fresh = Engine(ledger)
     fresh.valuation.adopt(engine.valuation.demand)

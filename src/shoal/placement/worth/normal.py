@@ -16,10 +16,10 @@ _STEPS = 8000
 _GRID = np.linspace(-_REACH, _REACH, 2 * _STEPS + 1)
 _CDF = np.array([0.5 * math.erfc(-t / math.sqrt(2)) for t in _GRID])
 _LOSS = np.exp(-(_GRID**2) / 2) / math.sqrt(2 * math.pi) - _GRID * (1 - _CDF)
-#: Far to the left the loss is -t: one more point makes the interpolation follow it.
-_FAR = -1e9
-_LOSS_GRID = np.concatenate([[_FAR], _GRID])
-_LOSS = np.concatenate([[-_FAR], _LOSS])
+#: Far to the left the loss is -t: two more points make the interpolation follow it, the nearer one exactly enough.
+_FAR = (-1e15, -1e6)
+_LOSS_GRID = np.concatenate([_FAR, _GRID])
+_LOSS = np.concatenate([np.negative(_FAR), _LOSS])
 
 
 def cdf(t: FloatArray) -> FloatArray:
