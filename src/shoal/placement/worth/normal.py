@@ -19,7 +19,7 @@ _LOSS = np.exp(-(_GRID**2) / 2) / math.sqrt(2 * math.pi) - _GRID * (1 - _CDF)
 #: Far to the left the loss is -t: two more points make the interpolation follow it, the nearer one exactly enough.
 _FAR = (-1e15, -1e6)
 _LOSS_GRID = np.concatenate([_FAR, _GRID])
-_LOSS = np.concatenate([np.negative(_FAR), _LOSS])
+_LOSS = np.concatenate([np.negative(_FAR), np.maximum(_LOSS, 0.0)])
 
 
 def cdf(t: FloatArray) -> FloatArray:
