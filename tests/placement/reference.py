@@ -1,23 +1,20 @@
 """Every policy once more, slowly: plain loops over plain tuples, straight from the formulas.
 
-Nothing here comes from the engine or its tables; the numbers of a demand are given. Where the formulas round or cut
-off, a value is a pair, the lowest and the highest it may be, since sums of floats may fall to either side.
+Nothing here comes from the engine or its tables. Where the formulas round or cut off, a value is a pair, the lowest and
+the highest it may be, since sums of floats may fall to either side. Here are nodes, pods, what fits, and the policies
+users choose; `reference_baselines` has those of the literature, `reference_fragmentation` the default one.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations, product
 from typing import NamedTuple
 
 from shoal.model.request import Request, Share
-from shoal.placement.worth.demand import Demand
 
 #: Differences below this are rounding.
 NOISE = 1e-9
-#: Costs that depend on sums over the cluster may be off by this much.
-SUM_NOISE = 1e-4
 
 
 class Card(NamedTuple):
@@ -239,10 +236,6 @@ def shares_on(node: Node, pod: Pod, stack: Sequence[int]) -> list[tuple[Card, Sh
     return [(node.cards[place], share) for place, share in zip(stack, shares, strict=True)]
 
 
-def cut_off(value: float) -> tuple[float, float]:
-    return float(math.trunc(value - NOISE)), float(math.trunc(value + NOISE))
-
-
 class Reference:
     """One policy. `stack` says on which cards the shares of a pod go on a node, `value` what the node is worth."""
 
@@ -326,70 +319,6 @@ class Anywhere(Reference):
         return 0.0, 0.0
 
 
-def milli_free(node: Node) -> int:
-    return sum(10 * share_of(card) for card in node.cards)
-
-
-class BestFit(Reference):
-    """trunc(100·(1 - (CPU left / 128 cores + GPU left / 8 cards) / 2)). `makes` is one card of each make ever seen."""
-
-    def __init__(self, cluster: Sequence[Node], makes: Sequence[Card]) -> None:
-        super().__init__(cluster)
-        self.makes = makes
-
-    def milli_wanted(self, pod: Pod) -> float:
-        """A share of memory counts as the part of a card it fills, on the average over the makes of card."""
-        total = 0.0
-        for need in pod.needs:
-            total += need.gpus * sum(size_on(card, need.share) for card in self.makes) / len(self.makes)
-        return 10 * total
-
-    def value(self, node: Node, pod: Pod, stack: Sequence[int]) -> tuple[float, float]:
-        cpu = (node.cpu - node.cpu_used - pod.cpu) / 128_000
-        gpu = (milli_free(node) - self.milli_wanted(pod)) / 8000
-        return cut_off(100 * (1 - (cpu + gpu) / 2))
-
-
-class DotProduct(BestFit):
-    """trunc(100·(1 - (free CPU·pod CPU + free GPU·pod GPU) / 2)), against 128 cores and 8 cards."""
-
-    def value(self, node: Node, pod: Pod, stack: Sequence[int]) -> tuple[float, float]:
-        cpu = (node.cpu - node.cpu_used) / 128_000 * pod.cpu / 128_000
-        gpu = milli_free(node) / 8000 * self.milli_wanted(pod) / 8000
-        return cut_off(100 * (1 - (cpu + gpu) / 2))
-
-
-class GpuPacking(Reference):
-    """An empty node 33 - its cards; untouched cards needed 50 - their number (at least 33); else 100 - free/10."""
-
-    def value(self, node: Node, pod: Pod, stack: Sequence[int]) -> tuple[float, float]:
-        if not pod.containers:
-            return 0.0, 0.0
-        taken = [share_of(card) for card, _ in shares_on(node, pod, stack)]
-        untouched = pod.whole + sum(share == 100 for share in taken)
-        if all(share_of(card) == 100 for card in node.cards):
-            value = 33 - len(node.cards)
-        elif untouched:
-            value = max(33, 50 - untouched)
-        else:
-            value = max(50, 100 - sum(taken) // 10)
-        return value, value
-
-
-class GpuClustering(Reference):
-    """25 by how full the node is, plus 75, 50, 25 or 0: only this kind there, also this kind, nobody, only others."""
-
-    def value(self, node: Node, pod: Pod, stack: Sequence[int]) -> tuple[float, float]:
-        if not pod.containers:
-            return 0.0, 0.0
-        if pod.whole in node.kinds:
-            company = 75 if len(node.kinds) == 1 else 50
-        else:
-            company = 0 if node.kinds else 25
-        value = company + 25 * (8000 - milli_free(node)) // 8000
-        return value, value
-
-
 class Keti(Reference):
     """KETI's built-in settings: weights 0.4 and 0.6, NVLink pairs gain 10 percent."""
 
@@ -401,11 +330,9 @@ class Keti(Reference):
         rest = sorted(free, key=lambda place: (-score[place], place))
         chosen: list[int] = []
         while need.gpus - len(chosen) >= 2:
-            best: tuple[int, ...] = ()
-            for pair in combinations(rest, 2):
-                linked = lanes(node.cards[pair[0]], node.cards[pair[1]])
-                if linked and (not best or sum(score[i] for i in pair) > sum(score[i] for i in best)):
-                    best = pair
+            # Of equal pairs the one whose better card has the lower number.
+            pairs = [pair for pair in combinations(rest, 2) if lanes(node.cards[pair[0]], node.cards[pair[1]])]
+            best = min(pairs, key=lambda pair: (-score[pair[0]] - score[pair[1]], pair), default=())
             next_two = tuple(rest[:2])
             wins = best and round(sum(score[i] for i in best) / 2 * 1.1) >= sum(score[i] for i in next_two) / 2
             chosen += best if wins else next_two
@@ -421,219 +348,3 @@ class Keti(Reference):
         if scores:
             total += 0.6 * sum(scores) / len(scores)
         return float(round(total - NOISE)), float(round(total + NOISE))
-
-
-class Typical(NamedTuple):
-    """A typical pod: `gpus` cards with `milli` thousandths each, and its part of all pods."""
-
-    pod: Pod
-    gpus: int
-    milli: int
-    part: float
-
-
-def typical_pods(pods: Sequence[Pod]) -> list[Typical]:
-    """The most frequent pods that make up 95 percent of all."""
-    counts: dict[Pod, int] = {}
-    for pod in pods:
-        counts[pod] = counts.get(pod, 0) + 1
-    covered = 0
-    kept: list[Pod] = []
-    for pod in sorted(counts, key=lambda pod: -counts[pod]):
-        if covered < 0.95 * len(pods):
-            covered += counts[pod]
-            kept.append(pod)
-    found = []
-    for pod in kept:
-        gpus, share = pod.containers[0] if pod.containers else (0, Share())
-        milli = 1000 if share.exclusive else 10 * share.compute
-        found.append(Typical(pod, gpus, milli, counts[pod] / covered))
-    return found
-
-
-class Fgd(Reference):
-    """Fragmentation gradient descent; scores are cut off to whole numbers."""
-
-    def __init__(self, cluster: Sequence[Node], typical: Sequence[Typical]) -> None:
-        super().__init__(cluster)
-        self.typical = typical
-
-    def fragments(self, free: Sequence[int], cpu: int, node: Node) -> float:
-        """The free thousandths that a typical pod cannot use, on the average."""
-        total = 0.0
-        everything = sum(free)
-        models = {card.model for card in node.cards}
-        for pod, gpus, milli, part in self.typical:
-            wasted = everything
-            if gpus and pod.cpu <= cpu and (not pod.models or not pod.models.isdisjoint(models)):
-                large = [each for each in free if each >= milli]
-                if len(large) >= gpus:
-                    wasted -= sum(large)
-            total += part * wasted
-        return total
-
-    def score(self, node: Node, pod: Pod, after: Sequence[int]) -> float:
-        cpu = node.cpu - node.cpu_used
-        before = self.fragments([10 * share_of(card) for card in node.cards], cpu, node)
-        gain = before - self.fragments(after, cpu - pod.cpu, node)
-        return math.trunc(100 / (1 + math.exp(-gain / 1000)) + NOISE)
-
-    def after(self, node: Node, taken: Iterable[tuple[int, Share]]) -> list[int]:
-        free = [10 * share_of(card) for card in node.cards]
-        for place, share in taken:
-            free[place] = 10 * left_on(node.cards[place], share)
-        return free
-
-    def key(self, node: Node, pod: Pod, share: Share, place: int) -> float:
-        return -self.score(node, pod, self.after(node, [(place, share)]))
-
-    def value(self, node: Node, pod: Pod, stack: Sequence[int]) -> tuple[float, float]:
-        shares = [share for _, share in shares_on(node, pod, stack)]
-        whole = [(place, Share(exclusive=True)) for place in reserved(node, pod) or ()]
-        value = self.score(node, pod, self.after(node, [*zip(stack, shares, strict=True), *whole]))
-        return value, value
-
-
-class Block(NamedTuple):
-    gpus: int
-    cpu: int
-    models: frozenset[str]
-    part: float
-
-
-class Numbers(NamedTuple):
-    """A demand as plain numbers, its sets of models by name."""
-
-    worth: list[float]
-    price: list[float]
-    mu: float
-    sigma: float
-    qbar: float
-    cpu_bound: float
-    confined: list[tuple[frozenset[str], float]]
-    blocks: list[Block]
-
-
-def numbers_of(demand: Demand, models: Sequence[str]) -> Numbers:
-    """`models` are those the bits of the demand's sets stand for."""
-
-    def named(mask: int) -> frozenset[str]:
-        return frozenset(model for place, model in enumerate(models) if mask >> place & 1)
-
-    blocks = demand.blocks
-    return Numbers(
-        demand.worth.worth.tolist(),
-        demand.worth.price.tolist(),
-        demand.cores_per_gpu,
-        demand.cores_spread,
-        demand.pod_size,
-        demand.cpu_bound,
-        [(named(mask), part) for mask, part in zip(demand.model_sets, demand.confined.tolist(), strict=True)],
-        [
-            Block(gpus, cpu, named(mask), part)
-            for gpus, cpu, mask, part in zip(
-                blocks.gpus.tolist(), blocks.cpu.tolist(), blocks.models, blocks.part.tolist(), strict=True
-            )
-        ],
-    )
-
-
-def below(t: float) -> float:
-    """Phi."""
-    return 0.5 * math.erfc(-t / math.sqrt(2))
-
-
-class Fragmentation(Reference):
-    def __init__(self, cluster: Sequence[Node], numbers: Numbers) -> None:
-        super().__init__(cluster)
-        self.numbers = numbers
-        self.models = frozenset(node.model for node in cluster if node.cards)
-        states = [
-            (node, self.worth(node), self.stranded(self.worth(node), node.cpu - node.cpu_used)) for node in cluster
-        ]
-        self.usable = max(1.0, sum(worth - stranded for _, worth, stranded in states))
-        self.model_short = []
-        for models, part in numbers.confined:
-            free = sum(worth - stranded for node, worth, stranded in states if node.model in models)
-            expected = part * self.usable
-            self.model_short.append(below((expected - free) / (2 * math.sqrt(expected * numbers.qbar) + 0.5)))
-        self.block_short = []
-        for block in numbers.blocks:
-            free = block.gpus * sum(self.blocks_on(node, block) for node in cluster)
-            expected = block.part * self.usable
-            self.block_short.append(below((expected - free) / (2 * math.sqrt(expected * block.gpus) + 0.5)))
-
-    def worth(self, node: Node) -> float:
-        """K."""
-        return sum(self.numbers.worth[share_of(card)] for card in node.cards)
-
-    def stranded(self, worth: float, cpu: int) -> float:
-        """S."""
-        per_gpu = 0.7 * self.numbers.mu
-        if worth <= 0 or not per_gpu:
-            return 0.0
-        spread = 0.5 * self.numbers.sigma * math.sqrt(worth)
-        short = per_gpu * worth - cpu / 1000
-        if spread > 1e-9:
-            t = -short / spread
-            short = spread * (math.exp(-t * t / 2) / math.sqrt(2 * math.pi) - t * (1 - below(t)))
-        return min(worth, max(0.0, short) / per_gpu)
-
-    def blocks_on(self, node: Node, block: Block, fewer: int = 0, less_cpu: int = 0) -> int:
-        """cap_j, with so many untouched cards and so much CPU less."""
-        if node.model not in block.models:
-            return 0
-        cards = (sum(share_of(card) == 100 for card in node.cards) - fewer) // block.gpus
-        cpu = max(0, node.cpu - node.cpu_used - less_cpu)
-        return min(cards, cpu // block.cpu) if block.cpu else cards
-
-    def key(self, node: Node, pod: Pod, share: Share, place: int) -> float:
-        card = node.cards[place]
-        smaller_first = NOISE * share_of(card)
-        return self.regret(card, share) + 0.2 * left_on(card, share) / 100 + smaller_first
-
-    def regret(self, card: Card, share: Share) -> float:
-        worth, price = self.numbers.worth, self.numbers.price
-        lost = worth[share_of(card)] - worth[left_on(card, share)]
-        return max(0.0, lost - price[size_on(card, share)])
-
-    def allowed(self, pod: Pod) -> frozenset[str]:
-        """B: the models of nodes the pod may go to."""
-        return frozenset(
-            model for model in self.models if not pod.models or not pod.models.isdisjoint(model.split("+"))
-        )
-
-    def scarce(self, node: Node, pod: Pod) -> float:
-        """pM."""
-        pairs = zip(self.numbers.confined, self.model_short, strict=True)
-        short = [each for (models, _), each in pairs if node.model in models and not self.allowed(pod) <= models]
-        return max(short, default=0.0)
-
-    def broken(self, node: Node, pod: Pod, untouched: int) -> Iterator[tuple[float, float]]:
-        """What each block that the pod breaks costs, at least and at most; weak pressures do not count."""
-        for block, short in zip(self.numbers.blocks, self.block_short, strict=True):
-            if pod.whole >= block.gpus and pod.cpu >= block.cpu and self.allowed(pod) <= block.models:
-                continue
-            lost = self.blocks_on(node, block) - self.blocks_on(node, block, untouched, pod.cpu)
-            cost = short * block.gpus * lost
-            yield (cost if short > 0.005 + SUM_NOISE else 0.0), (cost if short > 0.005 - SUM_NOISE else 0.0)
-
-    def value(self, node: Node, pod: Pod, stack: Sequence[int]) -> tuple[float, float]:
-        taken = shares_on(node, pod, stack)
-        worth, cpu = self.worth(node), node.cpu - node.cpu_used
-        weights = self.numbers.worth
-        lost = pod.whole + sum(weights[share_of(card)] - weights[left_on(card, share)] for card, share in taken)
-        untouched = pod.whole + sum(share_of(card) == 100 for card, _ in taken)
-        cost = sum(self.regret(card, share) for card, share in taken)
-        cost += 2 * (self.stranded(worth - lost, cpu - pod.cpu) - self.stranded(worth, cpu))
-        cost += self.scarce(node, pod) * lost
-        blocks = list(self.broken(node, pod, untouched))
-        ties = 0.003 * (worth - lost) + 0.2 * sum(left_on(card, share) for card, share in taken) / 100
-        ties += 0.0001 * (cpu - pod.cpu) / 1000 * (bool(pod.containers) + 10 * self.numbers.cpu_bound)
-        least = cost + 2 * max((low for low, _ in blocks), default=0.0)
-        most = cost + 2 * max((high for _, high in blocks), default=0.0)
-        return -in_grains(most + SUM_NOISE) - ties, -in_grains(least - SUM_NOISE) - ties
-
-
-def in_grains(cost: float) -> float:
-    return round(cost / 0.02) * 0.02

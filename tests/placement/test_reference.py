@@ -16,14 +16,8 @@ from tests.placement.clusters import GIB, WHOLE, uuid_of
 from tests.placement.reference import (
     NOISE,
     Anywhere,
-    BestFit,
     Binpack,
     Card,
-    DotProduct,
-    Fgd,
-    Fragmentation,
-    GpuClustering,
-    GpuPacking,
     Keti,
     Node,
     Pod,
@@ -33,11 +27,11 @@ from tests.placement.reference import (
     fits_apart,
     fits_beside,
     holds,
-    numbers_of,
     pod_of,
-    typical_pods,
     whole_cards,
 )
+from tests.placement.reference_baselines import BestFit, DotProduct, Fgd, GpuClustering, GpuPacking, typical_pods
+from tests.placement.reference_fragmentation import Fragmentation, numbers_of
 
 from shoal.model.allocation import Allocation
 from shoal.model.gpu import Gpu, Link, NodeGpus
