@@ -186,3 +186,14 @@ def test_the_largest_inventory_an_annotation_can_hold() -> None:
     ledger = ledger_of(NodeGpus("n1", (Gpu("GPU-a", 0, 2**31, mps_clients=2**20),), 2**53, 2**53))
     made = Engine(ledger, policy_named("binpack")).decide(request(Share(2**31, 100, 2**20), cores=1))
     assert made is not None
+
+
+def test_a_node_that_is_gone_for_good_leaves_its_row_to_another() -> None:
+    ledger = Ledger()
+    for number in range(100):
+        ledger.set_inventory(NodeGpus(f"node-{number}", (Gpu(f"GPU-{number}", 0, 1024),), 1000, 1000))
+        ledger.remove_node(f"node-{number}")
+    assert ledger.columns.rows == 1
+    ledger.set_inventory(NodeGpus("last", (Gpu("GPU-last", 0, 1024),), 1000, 1000))
+    assert [node.name for node in ledger.nodes()] == ["last"]
+    assert ledger.columns.whole[0] == 1

@@ -161,6 +161,7 @@ class Ledger:
         self._rows: list[NodeBooks] = []
         self._bookings: dict[str, Booking] = {}
         self._assumed: set[str] = set()
+        self._free_rows: list[int] = []
 
     # Reading
 
@@ -171,7 +172,7 @@ class Ledger:
         return self._rows[row]
 
     def nodes(self) -> Iterator[NodeBooks]:
-        """The nodes with an inventory, in the order they were first seen."""
+        """The nodes with an inventory, by row."""
         return (node for node in self._rows if node.inventory is not None)
 
     def cpu_milli(self) -> int:
@@ -239,6 +240,7 @@ class Ledger:
             card.gpu, card.slot = None, UNUSABLE
         self._sweep(node)
         self._write_node(node)
+        self._forget(node)
 
     # Bookings
 
@@ -302,9 +304,19 @@ class Ledger:
     def _books(self, name: str) -> NodeBooks:
         node = self._nodes.get(name)
         if node is None:
-            node = self._nodes[name] = NodeBooks(name, self.columns.add_row())
-            self._rows.append(node)
+            row = self._free_rows.pop() if self._free_rows else self.columns.add_row()
+            node = self._nodes[name] = NodeBooks(name, row)
+            if row == len(self._rows):
+                self._rows.append(node)
+            else:
+                self._rows[row] = node
         return node
+
+    def _forget(self, node: NodeBooks) -> None:
+        """A node that is gone and that nobody holds anything of leaves its row to another."""
+        if node.inventory is None and not node.pods:
+            del self._nodes[node.name]
+            self._free_rows.append(node.row)
 
     def _enter(self, node: NodeBooks, booking: Booking, held: dict[str, Share]) -> None:
         self._bookings[booking.pod] = booking
@@ -317,6 +329,7 @@ class Ledger:
         del node.pods[booking.pod]
         self._post(node, booking, booking.allocation.held(), -1)
         self._sweep(node)
+        self._forget(node)
 
     def _post(self, node: NodeBooks, booking: Booking, held: dict[str, Share], sign: int) -> None:
         node.cpu_used += sign * booking.cpu_milli
