@@ -108,6 +108,18 @@ def resident() -> float:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096 / 1e6
 
 
+def addition() -> float:
+    """Time of one numpy addition of 40 numbers in µs: what everything else is made of, and how fast this machine is."""
+    numbers = np.arange(40.0)
+    rounds = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter_ns()
+        for _ in range(2_000):
+            numbers + numbers
+        rounds.append((time.perf_counter_ns() - start) / 2_000 / 1000)
+    return min(rounds)
+
+
 def measure(nodes: int) -> dict[str, float]:
     gc.collect()
     before = resident()
@@ -150,6 +162,7 @@ def main() -> None:
         ]
     if 1_000 in p50 and 10_000 in p50:
         rows.append(results.below("decision p50 at 10,000 / at 1,000 nodes", p50[10_000] / p50[1_000], "×", 2.5))
+    rows.append(results.Row("one numpy addition of 40 numbers", addition(), "µs"))
     results.report("decision", rows)
 
 

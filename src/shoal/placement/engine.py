@@ -21,7 +21,7 @@ from shoal.placement.classes import PodClass
 from shoal.placement.errors import PolicyError
 from shoal.placement.policies import POLICIES
 from shoal.placement.policy import Policy
-from shoal.placement.trial import CardRules, ClassTables, Score, Trial
+from shoal.placement.trial import UNKNOWN_SLOT, CardRules, ClassTables, Score, Trial
 from shoal.placement.weights import SPLIT
 from shoal.placement.worth.demand import DemandCounter, demand_of
 from shoal.placement.worth.pressures import Candidates, Cost
@@ -147,8 +147,9 @@ class Engine:
 class ClassColumns:
     """One class under one policy, over all nodes."""
 
-    #: What is kept of a node: the sum of scores, what decides among equals, worth lost, untouched cards used up.
-    SUM, TIES, WORTH_LOST, UNTOUCHED = range(4)
+    #: What is kept of a node: the sum of scores, what decides among equals, worth lost, untouched cards used up, and
+    #: the slot of the card taken where it is one card and known.
+    SUM, TIES, WORTH_LOST, UNTOUCHED, SLOT = range(5)
 
     def __init__(
         self, pod_class: PodClass, policy: Policy, rules: CardRules, ledger: Ledger, valuation: Valuation
@@ -162,7 +163,8 @@ class ClassColumns:
         size = len(ledger.columns.cpu_free)
         #: What the node would be worth if nothing were dear: an upper bound, -inf where the pod does not fit.
         self._bound = np.full(size, -np.inf)
-        self._kept = np.zeros((size, 4))
+        self._kept = np.zeros((size, 5))
+        self._kept[:, self.SLOT] = UNKNOWN_SLOT
         #: Nodes on which the containers fit only apart, and how they would be dealt out.
         self._apart: dict[int, stacking.Deal] = {}
         #: Nodes that won lately: likely to be good again, so they tell early which others cannot be.
@@ -195,7 +197,7 @@ class ClassColumns:
         ties = _weighted(trial.card_tie, policy.ties, trial)
         self._bound[rows] = self._value(total, ties)
         if policy.pressures:
-            self._kept[rows] = np.array((total, ties, trial.worth_lost, trial.untouched_used)).T
+            self._kept[rows] = np.array((total, ties, trial.worth_lost, trial.untouched_used, trial.slot)).T
 
     def _deal_apart(self, trial: Trial, fits: BoolArray, total: FloatArray) -> None:
         """Where the containers do not fit together they may fit apart; any node where they need not be wins."""
@@ -285,6 +287,9 @@ class ClassColumns:
         node = self._ledger.node_at(row)
         if self._class.only_whole or not self._class.needs:
             return stacking.stacked(node, self._class, ())
+        slot = int(self._kept[row, self.SLOT])
+        if slot != UNKNOWN_SLOT:
+            return stacking.stacked(node, self._class, (slot,))
         trial = Trial(self._tables, np.array([row]), self._ledger, self._valuation, self._rules)
         return stacking.stacked(node, self._class, trial.stack(0))
 

@@ -115,6 +115,8 @@ CODE_BITS = 24
 CODE_MASK = (1 << CODE_BITS) - 1
 SLOT_BITS = 16
 SLOT_MASK = (1 << SLOT_BITS) - 1
+#: Several cards are taken, or whole ones: which they are is worked out when a node has won.
+UNKNOWN_SLOT = -1
 #: Above every number in `NeedTables.order`: the card does not fit.
 NO_FIT = 1 << 62
 
@@ -234,10 +236,15 @@ class Trial:
                 taken[slots, np.arange(len(self.rows))] = True
         return picks, np.ones(len(self.rows), np.bool_) if found is None else found
 
+    @lazy
+    def slot(self) -> IntArray:
+        """The slot of the card taken where it is one card chosen by its code, else `UNKNOWN_SLOT`."""
+        if self._one_by_code:
+            return self._least >> CODE_BITS & SLOT_MASK
+        return np.full(len(self.rows), UNKNOWN_SLOT)
+
     def stack(self, column: int) -> list[int]:
         """The slots taken for shares on one of the nodes, need by need."""
-        if self._one_by_code:
-            return [int(self._least[column]) >> CODE_BITS & SLOT_MASK]
         return [
             int(slot)
             for slots, tables in zip(self.picks[0], self.tables.needs, strict=True)
