@@ -17,8 +17,8 @@ START_CORES_SPREAD = 5.0
 START_POD_SIZE = 1.0
 #: Multi-GPU classes that are watched for whole blocks of free cards.
 WATCHED_BLOCKS = 24
-#: Sets of models that are watched for scarcity.
-WATCHED_MODEL_SETS = 64
+#: Sets of models that are watched for scarcity, the smallest first: they run short before the larger ones.
+WATCHED_MODEL_SETS = 256
 #: Stranding looks at this part of the mean need of CPU and of its spread: free cards need not all be used at once.
 CPU_NEED = 0.7
 CPU_SPREAD = 0.5

@@ -195,28 +195,27 @@ def _summary(worth: Worth, wanted: list[_Wanted], every_model: ModelSet) -> Dema
     confined = np.array(
         [sum(i.count * i.size for i in wanted if i.models | models == models) / total for models in model_sets]
     )
-    kept = np.argsort(-confined, kind="stable")[:WATCHED_MODEL_SETS]
     return Demand(
         worth,
         per_gpu,
         spread,
         float(weight @ size**2) / total,
-        tuple(model_sets[i] for i in kept),
-        confined[kept],
+        tuple(model_sets),
+        confined,
         _blocks(wanted, total),
     )
 
 
 def _model_sets(confinements: Iterable[ModelSet], every_model: ModelSet) -> list[ModelSet]:
     """All unions of the sets that pods are confined to, short of every model."""
-    unions: set[ModelSet] = set()
-    for models in sorted(set(confinements)):
-        if models and models != every_model:
-            unions |= {models} | {models | union for union in unions}
-            unions.discard(every_model)
+    sets = sorted(models for models in set(confinements) if models and models != every_model)
+    unions = set(sets)
+    for models in sets:
         if len(unions) > 16 * WATCHED_MODEL_SETS:
             break
-    return sorted(unions)
+        unions |= {models | union for union in unions}
+    unions.discard(every_model)
+    return sorted(unions, key=lambda models: (models.bit_count(), models))[:WATCHED_MODEL_SETS]
 
 
 def _blocks(wanted: list[_Wanted], total: float) -> Blocks:
