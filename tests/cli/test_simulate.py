@@ -6,10 +6,10 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from tests.simulate.made_up import node_file, pod_file, write
 
 from shoal.cli.main import main
 from shoal.simulate.cluster import POLICY_NAMES
+from tests.simulate.made_up import node_file, pod_file, write
 
 MAIN = [sys.executable, "-c", "from shoal.cli.main import main; main()"]
 

@@ -3,12 +3,12 @@ from random import Random
 from statistics import fmean, stdev
 
 import pytest
-from tests.simulate.made_up import node, node_file, pod, pod_file, workload
 
 from shoal.simulate.churn import admitted, run_churn
 from shoal.simulate.cluster import new_engine, policy_for
 from shoal.simulate.scenario import Arrival, Churn, Lifetimes, Mode, Scenario, Start, draw
 from shoal.simulate.trace import capacity_milli, read_nodes, read_workload
+from tests.simulate.made_up import node, node_file, pod, pod_file, workload
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 import pytest
-from tests.simulate.made_up import node, pod
 
 from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
@@ -7,6 +6,7 @@ from shoal.placement.policies import policy_named
 from shoal.simulate.queueing import WaitingPods, room_on
 from shoal.simulate.scenario import Arrival
 from shoal.simulate.trace import TracePod
+from tests.simulate.made_up import node, pod
 
 
 class Cluster:

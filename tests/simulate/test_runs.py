@@ -1,7 +1,6 @@
 from dataclasses import replace
 
 import pytest
-from tests.simulate.made_up import node, node_file, pod, pod_file, workload
 
 from shoal.simulate.churn import admitted, run_churn
 from shoal.simulate.errors import RunError, SettingsError
@@ -9,6 +8,7 @@ from shoal.simulate.runs import Comparison, Progress, Task, compare_churn, compa
 from shoal.simulate.scenario import Churn, Lifetimes, Mode, Start
 from shoal.simulate.static import run_static
 from shoal.simulate.trace import read_nodes, read_workload
+from tests.simulate.made_up import node, node_file, pod, pod_file, workload
 
 CHURN = Churn(Lifetimes.TRACE, 1.2, Mode.QUEUE, Start.SAME)
 

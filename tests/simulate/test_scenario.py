@@ -2,10 +2,10 @@ from random import Random
 from statistics import fmean
 
 import pytest
-from tests.simulate.made_up import pod, workload
 
 from shoal.simulate.errors import SettingsError
 from shoal.simulate.scenario import Churn, Lifetimes, arrival_rate, draw
+from tests.simulate.made_up import pod, workload
 
 EXP = Churn(Lifetimes.EXP, 0.5)
 TRACE = Churn(Lifetimes.TRACE, 0.5)

@@ -2,7 +2,6 @@ from collections import defaultdict
 from random import Random
 
 import pytest
-from tests.simulate.made_up import node, node_file, pod, pod_file, workload
 
 from shoal.model.gpu import NodeGpus
 from shoal.placement.books.ledger import Ledger
@@ -11,6 +10,7 @@ from shoal.placement.policies import policy_named
 from shoal.simulate.cluster import POLICY_NAMES
 from shoal.simulate.static import Fill, allocation_at, arrivals, run_static
 from shoal.simulate.trace import Workload, capacity_milli, read_nodes, read_workload
+from tests.simulate.made_up import node, node_file, pod, pod_file, workload
 
 
 @pytest.fixture

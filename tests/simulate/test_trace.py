@@ -1,11 +1,11 @@
 from pathlib import Path
 
 import pytest
-from tests.simulate.made_up import NODE_HEAD, POD_HEAD, node, node_file, pod_file, write
 
 from shoal.model.request import ANY_CARD, CardSelector, Share
 from shoal.simulate.errors import TraceError
 from shoal.simulate.trace import capacity_milli, read_nodes, read_workload, workload_name
+from tests.simulate.made_up import NODE_HEAD, POD_HEAD, node, node_file, pod_file, write
 
 NODES = (node("n1", 4, model="T4"), node("n2", 2, model="V100M16"))
 

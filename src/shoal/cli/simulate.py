@@ -10,7 +10,7 @@ import click
 from shoal.cli.parameters import names, positive, seeds
 
 if TYPE_CHECKING:
-    from shoal.simulate.report import Results
+    from shoal.simulate.report.records import Results
     from shoal.simulate.runs import Comparison
     from shoal.simulate.scenario import Churn
 
@@ -175,14 +175,15 @@ def _run(comparison: Comparison, churn: Churn | None, jobs: int | None, *, quiet
 
 
 def _tell(results: Results, form: str) -> None:
-    from shoal.simulate.report import as_json, table
+    from shoal.simulate.report.records import as_json
+    from shoal.simulate.report.table import table
 
     click.echo(as_json(results) if form == "json" else table(results))
 
 
 def _check_plots(out: Path) -> None:
     """Before long runs: is all there that the plots need?"""
-    import shoal.simulate.plots  # noqa: F401
+    import shoal.simulate.report.plots  # noqa: F401
 
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -191,7 +192,7 @@ def _check_plots(out: Path) -> None:
 
 
 def _plot(results: Results, out: Path) -> None:
-    from shoal.simulate.page import write_report
+    from shoal.simulate.report.page import write_report
 
     page = write_report(results, out)
     click.echo(f"plots: {page}", err=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.request import ANY_CARD, CardSelector, ContainerRequest, Request, Share, accepts_model
 from shoal.simulate.errors import TraceError
-from shoal.simulate.table import Row, read_rows
+from shoal.simulate.rows import Row, read_rows
 
 #: Thousandths of a GPU in one GPU, and in one hundredth of it, the grain of the ledger.
 GPU = 1000

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from shoal.simulate.churn import WARM_UP, ChurnResult
 from shoal.simulate.cluster import Idle
-from shoal.simulate.report import Results
+from shoal.simulate.report.records import Results
 from shoal.simulate.scenario import Churn
 from shoal.simulate.static import MARKS, Fill, StaticResult
 

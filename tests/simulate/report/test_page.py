@@ -2,29 +2,14 @@ import re
 from base64 import b64decode
 
 import pytest
-from tests.simulate.made_up import node_file, pod_file
 
-from shoal.simulate.cluster import POLICY_NAMES, Idle
-from shoal.simulate.curves import Curve, curve, mean_idle, pictures
 from shoal.simulate.errors import PlotsError
-from shoal.simulate.page import write_report
-from shoal.simulate.plots import COLOURS
-from shoal.simulate.runs import Comparison, Progress, compare_churn, compare_static
+from shoal.simulate.report.page import write_report
+from shoal.simulate.runs import compare_churn, compare_static
 from shoal.simulate.scenario import Churn, Lifetimes, Mode
-from shoal.simulate.trace import read_nodes, read_workload
+from tests.simulate.report.results import ignore
 
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-def ignore(progress: Progress) -> None:
-    pass
-
-
-@pytest.fixture
-def comparison(tmp_path):
-    nodes = read_nodes(node_file(tmp_path))
-    work = read_workload(pod_file(tmp_path, "<odd> & name.csv"), nodes)
-    return Comparison(nodes, (work,), ("fragmentation", "binpack"), (1, 2))
 
 
 def check_folder(out):
@@ -76,33 +61,3 @@ def test_equal_results_give_equal_files(comparison, tmp_path):
 def test_a_folder_that_is_not_there(comparison, tmp_path):
     with pytest.raises(PlotsError, match=r"cannot be written .*--out"):
         write_report(compare_static(comparison, 1, ignore), tmp_path / "none")
-
-
-def test_a_curve_is_the_mean_and_the_extremes_over_the_seeds():
-    runs = [[(1.0, 10.0), (2.0, 20.0)], [(2.0, 30.0), (3.0, 40.0)]]
-    assert curve(runs) == Curve((1, 2, 3), (5, 25, 30), (0, 20, 20), (10, 30, 40))
-
-
-def test_idle_gpus_are_averaged():
-    assert mean_idle([Idle(1, 2, 3), Idle(3, 4, 6)]) == Idle(2, 3, 4.5)
-    assert mean_idle([]) == Idle(0, 0, 0)
-
-
-def test_the_picture_shows_what_was_idle_when_all_had_arrived(comparison):
-    results = compare_static(comparison, 1, ignore)
-    (picture,) = pictures(results)
-    assert picture.churn is None
-    assert picture.seeds == 2
-    assert list(picture.curves) == list(picture.idle) == ["fragmentation", "binpack"]
-    own = [run.alloc_130 for run in results if run.policy == "binpack"]
-    assert picture.allocated["binpack"] == pytest.approx(sum(own) / 2)
-    last = [[fill for fill in run.fills if fill.arrived <= 100][-1] for run in results if run.policy == "binpack"]
-    idle = picture.idle["binpack"]
-    assert idle.shares + idle.no_cpu + idle.usable == pytest.approx(
-        100 - sum(fill.last_allocated for fill in last) / len(last)
-    )
-
-
-def test_every_policy_has_a_colour_of_its_own() -> None:
-    assert sorted(COLOURS) == sorted(POLICY_NAMES)
-    assert len(set(COLOURS.values())) == len(COLOURS)

@@ -16,7 +16,7 @@ except ImportError as error:
 
 from shoal.simulate.churn import SPANS, WARM_UP
 from shoal.simulate.cluster import POLICY_NAMES
-from shoal.simulate.curves import Curve, Picture
+from shoal.simulate.report.curves import Curve, Picture
 from shoal.simulate.static import MARKS
 
 INK = "#1f2933"

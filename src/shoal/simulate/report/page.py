@@ -7,10 +7,11 @@ from base64 import b64encode
 from html import escape
 from pathlib import Path
 
-from shoal.simulate.curves import Picture, pictures
 from shoal.simulate.errors import PlotsError
-from shoal.simulate.plots import allocation_png, idle_png
-from shoal.simulate.report import Results, Section, sections, settings
+from shoal.simulate.report.curves import Picture, pictures
+from shoal.simulate.report.plots import allocation_png, idle_png
+from shoal.simulate.report.records import Results
+from shoal.simulate.report.table import Section, sections, settings
 
 PAGE = "report.html"
 

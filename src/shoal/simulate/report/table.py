@@ -1,24 +1,21 @@
-"""Results as a table to read and as JSON to work with.
+"""Results as a table: a row per workload and a column per policy.
 
-A table has a row per workload and a column per policy; a cell is the mean over the seeds ± their standard deviation.
-JSON has one object per run.
+A cell is the mean over the seeds ± their standard deviation.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TypeVar
 
 from shoal.simulate.churn import ChurnResult, Wait
+from shoal.simulate.report.records import Results
 from shoal.simulate.scenario import Churn, Lifetimes, Mode
 from shoal.simulate.static import StaticResult
 
-Results = Sequence[StaticResult] | Sequence[ChurnResult]
 Result = TypeVar("Result", bound=StaticResult | ChurnResult)
-Object = dict[str, object]
 
 #: Between two columns.
 _GAP = "   "
@@ -31,9 +28,6 @@ class Section:
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-
-
-# Tables
 
 
 def sections(results: Results) -> list[Section]:
@@ -126,15 +120,10 @@ def settings(results: Results) -> str:
 def _churn_words(churn: Churn) -> str:
     lifetimes = {
         Lifetimes.EXP: "exponential lifetimes",
-        Lifetimes.TRACE: f"lifetimes of the trace, {start_of(churn)} start",
+        Lifetimes.TRACE: f"lifetimes of the trace, {churn.start.value} start",
     }
     refused = {Mode.LOSS: "pods that do not fit leave", Mode.QUEUE: "pods that do not fit wait"}
     return f"with departures: load {churn.load:g}, {lifetimes[churn.lifetimes]}, {refused[churn.mode]}"
-
-
-def start_of(churn: Churn) -> str:
-    """What a run begins with: nothing when lifetimes are exponential, else the policy's `own` or the `same` start."""
-    return "empty" if churn.lifetimes is Lifetimes.EXP else churn.start.value
 
 
 def table(results: Results) -> str:
@@ -153,46 +142,3 @@ def _line(cells: tuple[str, ...], widths: Sequence[int]) -> str:
         cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
     )
     return _GAP.join([first, *rest]).rstrip()
-
-
-# JSON
-
-
-def objects(results: Results) -> list[Object]:
-    """One object per run."""
-    return [_static_object(run) if isinstance(run, StaticResult) else _churn_object(run) for run in results]
-
-
-def as_json(results: Results) -> str:
-    return json.dumps(objects(results), indent=2)
-
-
-def _static_object(run: StaticResult) -> Object:
-    return {
-        "workload": run.workload,
-        "policy": run.policy,
-        "seed": run.seed,
-        "alloc_100": run.alloc_100,
-        "alloc_130": run.alloc_130,
-    }
-
-
-def _churn_object(run: ChurnResult) -> Object:
-    values: Object = {
-        "workload": run.workload,
-        "policy": run.policy,
-        "seed": run.seed,
-        "load": run.churn.load,
-        "lifetimes": run.churn.lifetimes.value,
-        "mode": run.churn.mode.value,
-        "start": start_of(run.churn),
-        "alloc_mean": run.alloc_mean,
-        "refused_pct": run.refused_pct,
-        "pending_gpus_mean": run.pending_gpus_mean,
-    }
-    if run.churn.mode is Mode.QUEUE:
-        values["waiting"] = {
-            wait.size: {"pods": wait.pods, "mean": wait.mean, "p95": wait.p95, "still_waiting": wait.still_waiting}
-            for wait in run.waits
-        }
-    return values
