@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.model.strategies import json_values, junk
 
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.bound import allocation_of
@@ -17,6 +16,7 @@ from shoal.model.errors import CodecError
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.pod import request_of
 from shoal.model.request import ContainerKind, Share
+from tests.model.strategies import json_values, junk
 
 #: Indices with a gap, and one larger card.
 NODE = NodeGpus("n1", tuple(Gpu(f"GPU-{i}", i, 16276 if i < 4 else 24564) for i in (0, 1, 3, 4)))

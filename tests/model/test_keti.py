@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.model.strategies import junk
 
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.bound import allocation_of
@@ -16,6 +15,7 @@ from shoal.model.contract.keti import GpuPreference, KetiPolicy, MemoryPerCard
 from shoal.model.errors import CodecError
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.request import ContainerKind, Share
+from tests.model.strategies import junk
 
 NODE = NodeGpus("n1", tuple(Gpu(f"GPU-{name}", index, 16276) for index, name in enumerate("abcd")))
 

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.model.strategies import inventories, junk
 
 from shoal.model.contract import shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.node import node_gpus
+from tests.model.strategies import inventories, junk
 
 
 def node(

@@ -7,7 +7,6 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.model.strategies import junk
 
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import RequestError
@@ -22,6 +21,7 @@ from shoal.model.request import (
     accepts,
     matches_model,
 )
+from tests.model.strategies import junk
 
 CASES = Path(__file__).parent / "cases"
 

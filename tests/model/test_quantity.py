@@ -8,10 +8,10 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.model.strategies import junk
 
 from shoal.model import quantity
 from shoal.model.errors import QuantityError
+from tests.model.strategies import junk
 
 KI = 1024
 

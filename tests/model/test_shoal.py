@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.model.strategies import allocations, inventories, json_values, junk
 
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.contract import shoal
 from shoal.model.errors import CodecError
 from shoal.model.gpu import Gpu, Link, MigInstance
 from shoal.model.request import CardSelector, ContainerKind, Share
+from tests.model.strategies import allocations, inventories, json_values, junk
 
 ALLOCATION = Allocation(
     node="n1",

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tests.placement.reference import NOISE, Card, Node, Pod, Reference, left_on, reserved, share_of, shares_on, size_on
-
 from shoal.model.request import Share
+from tests.placement.reference import NOISE, Node, Pod, Reference, left_on, reserved, share_of, shares_on, size_on
 
 
 def cut_off(value: float) -> tuple[float, float]:
@@ -20,22 +19,19 @@ def milli_free(node: Node) -> int:
 
 
 class BestFit(Reference):
-    """trunc(100·(1 - (CPU left / 128 cores + GPU left / 8 cards) / 2)). `makes` is one card of each make ever seen."""
+    """trunc(100·(1 - (CPU left / 128 cores + GPU left / 8 cards) / 2))."""
 
-    def __init__(self, cluster: Sequence[Node], makes: Sequence[Card]) -> None:
-        super().__init__(cluster)
-        self.makes = makes
-
-    def milli_wanted(self, pod: Pod) -> float:
-        """A share of memory counts as the part of a card it fills, on the average over the makes of card."""
+    @staticmethod
+    def milli_wanted(node: Node, pod: Pod) -> float:
+        """A share of memory counts as the part it fills of the node's cards, on the average."""
         total = 0.0
         for need in pod.needs:
-            total += need.gpus * sum(size_on(card, need.share) for card in self.makes) / len(self.makes)
+            total += need.gpus * sum(size_on(card, need.share) for card in node.cards) / len(node.cards)
         return 10 * total
 
     def value(self, node: Node, pod: Pod, stack: Sequence[int]) -> tuple[float, float]:
         cpu = (node.cpu - node.cpu_used - pod.cpu) / 128_000
-        gpu = (milli_free(node) - self.milli_wanted(pod)) / 8000
+        gpu = (milli_free(node) - self.milli_wanted(node, pod)) / 8000
         return cut_off(100 * (1 - (cpu + gpu) / 2))
 
 
@@ -44,7 +40,7 @@ class DotProduct(BestFit):
 
     def value(self, node: Node, pod: Pod, stack: Sequence[int]) -> tuple[float, float]:
         cpu = (node.cpu - node.cpu_used) / 128_000 * pod.cpu / 128_000
-        gpu = milli_free(node) / 8000 * self.milli_wanted(pod) / 8000
+        gpu = milli_free(node) / 8000 * self.milli_wanted(node, pod) / 8000
         return cut_off(100 * (1 - (cpu + gpu) / 2))
 
 

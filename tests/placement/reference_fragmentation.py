@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tests.placement.reference import NOISE, Card, Node, Pod, Reference, left_on, share_of, shares_on, size_on
-
 from shoal.model.request import Share
 from shoal.placement.worth.demand import Demand
+from tests.placement.reference import NOISE, Card, Node, Pod, Reference, left_on, share_of, shares_on, size_on
 
 #: Costs that depend on sums over the cluster may be off by this much.
 SUM_NOISE = 1e-4

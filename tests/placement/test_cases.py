@@ -26,7 +26,6 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node
 
 from shoal.model.allocation import Allocation
 from shoal.model.contract import keti
@@ -43,6 +42,7 @@ from shoal.placement.explain import refusals
 from shoal.placement.policies import policy_named, preferring
 from shoal.placement.policy import Policy
 from shoal.placement.scores.keti import keti_policy
+from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node
 
 Case = dict[str, Any]
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.placement.clusters import GIB, WHOLE, card, ledger_of, node, request
 
 from shoal.model.gpu import NodeGpus
 from shoal.model.request import CardSelector, Request, Share
@@ -16,6 +15,7 @@ from shoal.placement.classes import PodClass
 from shoal.placement.engine import Engine
 from shoal.placement.worth.demand import NO_DEMAND, Demand, DemandCounter, demand_of
 from shoal.placement.worth.prices import worth_of
+from tests.placement.clusters import GIB, WHOLE, card, ledger_of, node, request
 
 SMALL = PodClass(request(Share(compute=10)))
 LARGE = PodClass(request(WHOLE))
@@ -282,3 +282,6 @@ def test_worths_and_prices_of_any_demand(demand: dict[int, float], cards: int) -
     assert (price <= worth + 1e-9).all(), "a pod is not worth more than the share it fits"
     for one in range(0, 101, 7):
         assert (worth[one:] >= worth[one] + worth[: 101 - one] - 1e-9).all(), "two parts fit in one"
+    for size in set(range(1, 100)) - set(demand):
+        least = (worth[size:] - worth[: 101 - size]).min()
+        assert price[size] == pytest.approx(least, abs=1e-9), "an unseen size costs the least it can take away"

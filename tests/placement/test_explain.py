@@ -6,8 +6,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node, request, uuid_of
-from tests.placement.test_reference import World, disturb, random_nodes, random_request
 
 from shoal.model.allocation import Allocation
 from shoal.model.request import Request, Share
@@ -16,6 +14,8 @@ from shoal.placement.classes import PodClass
 from shoal.placement.engine import Engine
 from shoal.placement.explain import refusals
 from shoal.placement.policies import policy_named
+from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node, request, uuid_of
+from tests.placement.test_reference import World, disturb, random_nodes, random_request
 
 
 def decide_on(engine: Engine, name: str, asked: Request) -> Allocation | None:

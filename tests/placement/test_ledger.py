@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node, request, uuid_of
 
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.request import Share
@@ -11,6 +10,7 @@ from shoal.placement.books.ledger import Booking, Ledger
 from shoal.placement.engine import Engine
 from shoal.placement.errors import BookingError
 from shoal.placement.policies import policy_named
+from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node, request, uuid_of
 
 
 def test_assume_names_the_card_and_the_numbers() -> None:

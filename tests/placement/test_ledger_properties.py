@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tests.placement.clusters import GIB, WHOLE, request
 
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.bound import allocation_of
@@ -24,6 +23,7 @@ from shoal.placement.books.ledger import Booking, Ledger, OverBooked
 from shoal.placement.engine import Engine
 from shoal.placement.errors import BookingError
 from shoal.placement.policies import policy_named
+from tests.placement.clusters import GIB, WHOLE, request
 
 NODES = ("n1", "n2")
 PODS = tuple(f"p{number}" for number in range(8))

@@ -6,7 +6,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node, request
 
 from shoal.model.contract.keti import KetiPolicy
 from shoal.model.request import CardSelector, ContainerRequest, Request, Share
@@ -17,6 +16,7 @@ from shoal.placement.errors import PolicyError
 from shoal.placement.policies import POLICIES, policy_named, preferring
 from shoal.placement.policy import Policy
 from shoal.placement.scores.keti import keti_policy
+from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node, request
 
 SHARE = request(Share(2 * GIB))
 QUESTIONS = (SHARE, request(WHOLE, gpus=2, cores=4), request(Share(GIB), Share(GIB)), request(cores=1))
@@ -127,6 +127,12 @@ def test_random_takes_every_node_that_fits_and_no_other() -> None:
     assert seen == {"n1", "n3", "n5", "n7"}
 
 
+def test_random_takes_every_card_that_fits_and_no_other() -> None:
+    engine = Engine(ledger_of(node("n1", [16, 1, 16, 16])), policy_named("random"), rng=Random(7))
+    seen = {made.containers[0].cards[0].index for _ in range(200) if (made := engine.decide(SHARE))}
+    assert seen == {0, 2, 3}
+
+
 def test_random_depends_on_its_numbers_alone() -> None:
     def run(seed: int) -> list[str]:
         engine = Engine(ledger_of(*(node(f"n{n}", [16]) for n in range(8))), policy_named("random"), rng=Random(seed))
@@ -146,7 +152,7 @@ def test_a_policy_serves_several_clusters() -> None:
         assert made.node == "T4"
 
 
-@pytest.mark.parametrize("policy", EVERY, ids=lambda policy: policy.name)
+@pytest.mark.parametrize("policy", [each for each in EVERY if not each.random], ids=lambda policy: policy.name)
 def test_equal_cards_of_different_make_go_by_their_index(policy: Policy) -> None:
     """Which make was seen first, now or before a restart, must not matter."""
     mixed = node("n1", [card("n1", 0, model="A100"), card("n1", 1, model="T4")])

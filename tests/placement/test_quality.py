@@ -10,8 +10,8 @@ from statistics import fmean
 
 import pytest
 import yaml
-from bench import traces
 
+from bench import traces
 from shoal.simulate.static import run_static
 
 ROOT = Path(__file__).parent.parent.parent

@@ -12,6 +12,14 @@ from functools import partial
 from random import Random
 
 import pytest
+
+from shoal.model.allocation import Allocation
+from shoal.model.gpu import Gpu, Link, NodeGpus
+from shoal.model.request import CardSelector, ContainerRequest, Request, Share
+from shoal.placement.baselines.fgd import fgd_policy
+from shoal.placement.books.ledger import Ledger
+from shoal.placement.engine import Engine
+from shoal.placement.policies import policy_named
 from tests.placement.clusters import GIB, WHOLE, uuid_of
 from tests.placement.reference import (
     NOISE,
@@ -33,14 +41,6 @@ from tests.placement.reference import (
 from tests.placement.reference_baselines import BestFit, DotProduct, Fgd, GpuClustering, GpuPacking, typical_pods
 from tests.placement.reference_fragmentation import Fragmentation, numbers_of
 
-from shoal.model.allocation import Allocation
-from shoal.model.gpu import Gpu, Link, NodeGpus
-from shoal.model.request import CardSelector, ContainerRequest, Request, Share
-from shoal.placement.baselines.fgd import fgd_policy
-from shoal.placement.books.ledger import Ledger
-from shoal.placement.engine import Engine
-from shoal.placement.policies import policy_named
-
 CASES = 10_000
 #: Arrivals on one cluster: enough for the demand to be made anew six times.
 ARRIVALS = 400
@@ -50,6 +50,8 @@ SIMPLE: dict[str, type[Reference]] = {
     "binpack": Binpack,
     "spread": Spread,
     "topology": Topology,
+    "best-fit": BestFit,
+    "dot-product": DotProduct,
     "gpu-packing": GpuPacking,
     "gpu-clustering": GpuClustering,
     "random": Anywhere,
@@ -143,11 +145,6 @@ class World:
 
     def cluster(self) -> list[Node]:
         return [state for name, state in self.states.items() if name not in self.gone]
-
-    def makes(self) -> list[Card]:
-        """One card of each make."""
-        cards = [card for state in self.states.values() for card in state.cards]
-        return list({(card.model, card.memory, card.clients): card for card in cards}.values())
 
     def place(self, pod: str, request: Request, allocation: Allocation) -> None:
         held: dict[str, Share] = {}
@@ -285,13 +282,6 @@ def test_policy(name: str) -> None:
     policy = policy_named(name)
     for rng, world, ledger in worlds(1):
         play(Engine(ledger, policy, policies=(policy,)), world, SIMPLE[name], rng)
-
-
-@pytest.mark.parametrize(("name", "kind"), [("best-fit", BestFit), ("dot-product", DotProduct)])
-def test_policy_by_average_size(name: str, kind: type[BestFit]) -> None:
-    policy = policy_named(name)
-    for rng, world, ledger in worlds(2):
-        play(Engine(ledger, policy, policies=(policy,)), world, partial(kind, makes=world.makes()), rng)
 
 
 def test_fgd() -> None:

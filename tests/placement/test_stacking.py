@@ -7,7 +7,6 @@ from itertools import combinations, product
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.placement.clusters import GIB, WHOLE, booking, ledger_of, node, uuid_of
 
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.request import ContainerKind, ContainerRequest, Request, Share, phases
@@ -15,6 +14,7 @@ from shoal.placement.books.ledger import Booking, Ledger
 from shoal.placement.engine import Engine
 from shoal.placement.errors import BookingError
 from shoal.placement.policies import policy_named
+from tests.placement.clusters import GIB, WHOLE, booking, ledger_of, node, uuid_of
 
 CARDS = 3
 
@@ -23,6 +23,8 @@ wanted = st.one_of(
     st.just(WHOLE),
     st.builds(Share, st.sampled_from([1, 2, 3, 5, 7]).map(lambda gib: gib * GIB), st.sampled_from([0, 0, 50])),
 )
+limits = st.sampled_from([None, 6, 8, 12]).map(lambda gib: gib and gib * GIB)
+sizes = st.sampled_from([[8, 8, 8], [8, 8, 12], [12, 8, 12], [12, 12, 8], [16, 12, 8], [8, 12, 16]])
 kinds = st.lists(st.sampled_from(["app", "app", "init", "sidecar"]), min_size=1, max_size=3)
 
 
@@ -32,10 +34,15 @@ def requests(draw: st.DrawFn) -> Request:
     ordered = sorted((ContainerKind(kind) for kind in draw(kinds)), key=lambda kind: kind is ContainerKind.APP)
     return Request(
         tuple(
-            ContainerRequest(f"c{place}", draw(st.sampled_from([1, 1, 2])), draw(wanted), kind)
+            container(f"c{place}", draw(st.sampled_from([1, 1, 2])), draw(wanted), kind, draw(limits))
             for place, kind in enumerate(ordered)
         )
     )
+
+
+def container(name: str, gpus: int, share: Share, kind: ContainerKind, limit_mib: int | None) -> ContainerRequest:
+    """Only a whole card has a size without booking it."""
+    return ContainerRequest(name, gpus, share, kind, limit_mib if share.exclusive else None)
 
 
 def every_way(asked: Request) -> Iterator[Allocation]:
@@ -48,6 +55,7 @@ def every_way(asked: Request) -> Iterator[Allocation]:
                     container.name,
                     tuple(CardShare(uuid_of("n1", index), index, container.share) for index in indices),
                     container.kind,
+                    container.memory_limit_mib,
                 )
                 for container, indices in zip(asked.containers, deal, strict=True)
             ),
@@ -63,6 +71,8 @@ def is_sound(ledger: Ledger, made: Allocation) -> bool:
     for running in phases(tuple((container.kind, container) for container in whole)):
         if len(cards_of(running)) != sum(len(container.cards) for container in running):
             return False
+    if any(memory_of(ledger, card) < (c.memory_limit_mib or 0) for c in whole for card in c.cards):
+        return False
     try:
         ledger.assume(Booking("new", made))
     except BookingError:
@@ -71,16 +81,25 @@ def is_sound(ledger: Ledger, made: Allocation) -> bool:
     return True
 
 
+def memory_of(ledger: Ledger, card: CardShare) -> int:
+    books = ledger.node("n1")
+    assert books is not None
+    return books.slots[card.index].inventory.memory_mib
+
+
 def cards_of(containers: Iterable[ContainerAllocation]) -> set[str]:
     return {card.uuid for container in containers for card in container.cards}
 
 
 @settings(max_examples=300)
 @given(
-    requests(), st.lists(taken, min_size=CARDS, max_size=CARDS), st.sampled_from(["binpack", "fragmentation", "keti"])
+    requests(),
+    sizes,
+    st.lists(taken, min_size=CARDS, max_size=CARDS),
+    st.sampled_from(["binpack", "fragmentation", "keti"]),
 )
-def test_placed_if_there_is_any_way(asked: Request, used: list[Share], policy: str) -> None:
-    ledger = ledger_of(node("n1", [8] * CARDS))
+def test_placed_if_there_is_any_way(asked: Request, gib: list[int], used: list[Share], policy: str) -> None:
+    ledger = ledger_of(node("n1", gib))
     for index, share in enumerate(used):
         if share != Share():
             ledger.confirm(booking(f"there-{index}", "n1", {index: share}))

@@ -8,8 +8,9 @@ spreads the containers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from shoal.model.request import NO_SHARE, CardSelector, ContainerRequest, Request, Share, phases
 from shoal.placement.books.columns import WHOLE, CardKind
@@ -36,7 +37,7 @@ class CardNeed:
 class PodClass:
     """A request and what follows from it alone. Compare by identity: `shoal.placement.engine` keeps one per request."""
 
-    __slots__ = ("cpu", "needs", "only_whole", "ram", "request", "selector", "splittable", "whole")
+    __slots__ = ("cpu", "needs", "only_whole", "ram", "request", "selector", "splittable", "whole", "whole_sizes")
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -44,8 +45,11 @@ class PodClass:
         self.ram = request.memory_mib
         self.selector: CardSelector = request.selector
         self.needs = card_needs(request)
-        #: Whole cards the pod takes.
+        #: Whole cards the pod takes, and the memory each must have, the largest first.
         self.whole = sum(need.gpus for need in self.needs if need.share.exclusive)
+        self.whole_sizes = tuple(
+            need.share.memory_mib for need in self.needs if need.share.exclusive for _ in range(need.gpus)
+        )
         #: Untouched cards are all alike: counting them is enough.
         self.only_whole = self.needs == (CardNeed(self.whole, Share(exclusive=True)),) and not self.selector
         #: The containers might fit apart where they do not fit together.
@@ -58,17 +62,19 @@ class PodClass:
 
 def card_needs(request: Request) -> tuple[CardNeed, ...]:
     """The cards a pod needs when its containers share cards wherever they may: whole cards, then the largest share."""
-    whole = 0
+    whole: list[int] = []
     stack: list[Share] = []
     for running in phases(tuple((container.kind, container) for container in request.containers)):
-        whole = max(whole, sum(container.gpus for container in running if container.share.exclusive))
+        whole = [max(sizes) for sizes in zip_longest(whole, _whole_sizes(running), fillvalue=0)]
         stack = _larger(stack, _stacked([container for container in running if not container.share.exclusive]))
-    # A whole card is not booked by the MiB, but it must have as many as the hungriest of its containers may use.
-    size = max((c.memory_limit_mib or 0 for c in request.containers if c.share.exclusive), default=0)
-    needs = [CardNeed(whole, Share(memory_mib=size, exclusive=True))] if whole else []
-    for share, cards in groupby(stack):
-        needs.append(CardNeed(len(list(cards)), share))
-    return tuple(needs)
+    shares = [*(Share(memory_mib=size, exclusive=True) for size in whole), *stack]
+    return tuple(CardNeed(len(list(cards)), share) for share, cards in groupby(shares))
+
+
+def _whole_sizes(containers: Iterable[ContainerRequest]) -> list[int]:
+    """A whole card is not booked by the MiB, but it must have as many as its container may use."""
+    sizes = [c.memory_limit_mib or 0 for c in containers if c.share.exclusive for _ in range(c.gpus)]
+    return sorted(sizes, reverse=True)
 
 
 def _stacked(containers: list[ContainerRequest]) -> list[Share]:

@@ -20,7 +20,7 @@ from shoal.placement.books.ledger import Booking, Ledger
 from shoal.placement.classes import PodClass
 from shoal.placement.errors import PolicyError
 from shoal.placement.policies import POLICIES
-from shoal.placement.policy import Policy
+from shoal.placement.policy import CARD_FIT, Policy
 from shoal.placement.trial import UNKNOWN_SLOT, CardRules, ClassTables, Score, Trial
 from shoal.placement.weights import SPLIT
 from shoal.placement.worth.demand import DemandCounter, demand_of
@@ -130,7 +130,7 @@ class Engine:
         if row is None:
             return None
         node = self.ledger.node_at(row)
-        return stacking.allocation(node, pod_class, columns.deal(row), policy.name)
+        return stacking.allocation(node, pod_class, columns.deal(row, self._rng), policy.name)
 
     def _columns_of(self, pod_class: PodClass, policy: Policy) -> ClassColumns:
         key = (pod_class, policy.name)
@@ -185,28 +185,26 @@ class ClassColumns:
     def _try(self, rows: Rows) -> None:
         policy = self._policy
         trial = Trial(self._tables, rows, self._ledger, self._valuation, self._rules)
-        fits = policy.filters[0].passes(trial)
+        beside = policy.filters[0].passes(trial)
         for rule in policy.filters[1:]:
-            fits &= rule.passes(trial)
+            beside &= rule.passes(trial)
+        fits = beside & CARD_FIT.passes(trial)
         if not self._class.splittable and not np.count_nonzero(fits):
             self._bound[rows] = -np.inf
             return
         total = np.where(fits, _weighted(trial.card_score, policy.scores, trial), -np.inf)
         if self._class.splittable:
-            self._deal_apart(trial, fits, total)
+            self._deal_apart(trial, beside & ~fits, total)
         ties = _weighted(trial.card_tie, policy.ties, trial)
         self._bound[rows] = self._value(total, ties)
         if policy.pressures:
             self._kept[rows] = np.array((total, ties, trial.worth_lost, trial.untouched_used, trial.slot)).T
 
-    def _deal_apart(self, trial: Trial, fits: BoolArray, total: FloatArray) -> None:
-        """Where the containers do not fit together they may fit apart; any node where they need not be wins."""
+    def _deal_apart(self, trial: Trial, short: BoolArray, total: FloatArray) -> None:
+        """Where the cards are short of the containers together, these may fit apart; a node that holds them wins."""
         for i, row in enumerate(trial.rows.tolist()):
             self._apart.pop(row, None)
-            node = self._ledger.node_at(row)
-            if fits[i] or any(rule.refusal(node, self._class) for rule in self._policy.filters):
-                continue
-            deal = stacking.spread(node, self._class)
+            deal = stacking.spread(self._ledger.node_at(row), self._class) if short[i] else None
             if deal is not None:
                 self._apart[row] = deal
                 total[i] = SPLIT - len({slot for slots in deal for slot in slots})
@@ -279,7 +277,7 @@ class ClassColumns:
         order = fitting[np.argsort(-bound[fitting], kind="stable")]
         return int(order[min(self._policy.rank, len(order) - 1)])
 
-    def deal(self, row: int) -> stacking.Deal:
+    def deal(self, row: int, rng: Random) -> stacking.Deal:
         """The cards each container would get on this node."""
         apart = self._apart.get(row)
         if apart is not None:
@@ -290,7 +288,7 @@ class ClassColumns:
         slot = int(self._kept[row, self.SLOT])
         if slot != UNKNOWN_SLOT:
             return stacking.stacked(node, self._class, (slot,))
-        trial = Trial(self._tables, np.array([row]), self._ledger, self._valuation, self._rules)
+        trial = Trial(self._tables, np.array([row]), self._ledger, self._valuation, self._rules, rng)
         return stacking.stacked(node, self._class, trial.stack(0))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.placement.books.ledger import Ledger
 from shoal.placement.classes import PodClass
-from shoal.placement.policy import Policy
+from shoal.placement.policy import CARD_FIT, Policy
 from shoal.placement.trial import Refusal
 
 
@@ -12,7 +12,7 @@ def refusals(ledger: Ledger, policy: Policy, pod_class: PodClass) -> dict[str, R
     """The nodes that cannot take the pod, with the first reason of each."""
     found: dict[str, Refusal] = {}
     for node in ledger.nodes():
-        for rule in policy.filters:
+        for rule in (*policy.filters, CARD_FIT):
             refusal = rule.refusal(node, pod_class)
             if refusal is not None:
                 found[node.name] = refusal

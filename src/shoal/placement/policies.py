@@ -14,6 +14,7 @@ from shoal.placement.baselines.best_fit import BestFit
 from shoal.placement.baselines.dot_product import DotProduct
 from shoal.placement.baselines.gpu_clustering import GpuClustering
 from shoal.placement.baselines.gpu_packing import GpuPacking
+from shoal.placement.cards.any import AnyCard
 from shoal.placement.cards.free import LeastFree, MostFree
 from shoal.placement.cards.regret import LeastRegret
 from shoal.placement.errors import PolicyError
@@ -52,7 +53,7 @@ TOPOLOGY = Policy(
     scores=((weights.LINKED_CARDS, Topology()), (weights.NODE_FREE, FreeShare())),
     card_scores=((weights.CARD_FREE, CardLeft()),),
 )
-RANDOM = Policy("random", LeastFree(), random=True)
+RANDOM = Policy("random", AnyCard(), random=True)
 
 POLICIES: Mapping[str, Policy] = {
     policy.name: policy

@@ -9,7 +9,10 @@ from shoal.placement.filters.node_resources import NodeResources
 from shoal.placement.trial import CardRule, CardScore, Filter, Score
 from shoal.placement.worth.pressures import Pressure
 
-FILTERS: tuple[Filter, ...] = (NodeResources(), CardFit())
+#: What a node must have besides cards.
+FILTERS: tuple[Filter, ...] = (NodeResources(),)
+#: Asked last, under every policy.
+CARD_FIT: Filter = CardFit()
 
 
 @dataclass(frozen=True)

@@ -36,15 +36,23 @@ def stacked(node: NodeBooks, pod_class: PodClass, stack: Sequence[int]) -> Deal:
     """Containers with shares all start at the first card of the stack; whole cards are chosen by topology."""
     whole = _whole_cards(node, pod_class, taken=stack)
     deal: list[tuple[int, ...]] = []
-    held = 0
     for container in pod_class.request.containers:
         if not container.share.exclusive:
             deal.append(tuple(stack[: container.gpus]))
             continue
-        deal.append(tuple(whole[held : held + container.gpus]))
+        own = _least_that_will_do(node, whole, container)
+        deal.append(own)
         if container.kind is not ContainerKind.INIT:
-            held += container.gpus
+            whole = [slot for slot in whole if slot not in own]
     return tuple(deal)
+
+
+def _least_that_will_do(node: NodeBooks, whole: Sequence[int], container: ContainerRequest) -> tuple[int, ...]:
+    """The cards with the least memory that is enough: who comes later, or ran before, finds the larger ones."""
+    size = container.memory_limit_mib or 0
+    enough = [slot for slot in whole if node.slots[slot].inventory.memory_mib >= size]
+    enough.sort(key=lambda slot: node.slots[slot].inventory.memory_mib)
+    return tuple(sorted(enough[: container.gpus]))
 
 
 def spread(node: NodeBooks, pod_class: PodClass) -> Deal | None:
@@ -130,13 +138,8 @@ def _card(card: CardBooks, share: Share) -> CardShare:
 def _whole_cards(node: NodeBooks, pod_class: PodClass, *, taken: Collection[int]) -> list[int]:
     if not pod_class.whole:
         return []
-    size = pod_class.needs[0].share.memory_mib
-    free = [
-        slot
-        for slot in untouched(node, pod_class.selector)
-        if slot not in taken and node.slots[slot].inventory.memory_mib >= size
-    ]
-    return [free[i] for i in closest([node.slots[slot].inventory for slot in free], pod_class.whole)]
+    free = [slot for slot in untouched(node, pod_class.selector) if slot not in taken]
+    return [free[i] for i in closest([node.slots[slot].inventory for slot in free], pod_class.whole_sizes)]
 
 
 def _free(card: CardBooks, share: Share) -> int:

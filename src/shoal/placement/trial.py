@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from random import Random
 from typing import Protocol
 
 import numpy as np
@@ -88,7 +89,8 @@ class NeedTables:
     def __init__(self, need: CardNeed, columns: Columns, valuation: Valuation, policy: CardPolicy) -> None:
         self.need = need
         share = np.arange(SHARES)
-        sizes = np.array([need.size_on(kind) for kind in columns.kinds])
+        #: The part that the need takes of a card, by its kind.
+        self.sizes = sizes = np.array([need.size_on(kind) for kind in columns.kinds])
         #: The free share of the card before and after, what the pod's piece is worth itself, and what is lost.
         self.share = np.tile(share, len(sizes))
         self.left = np.maximum(share[None, :] - sizes[:, None], 0).ravel()
@@ -160,7 +162,15 @@ class ClassTables:
 class Trial:
     """One class on some nodes."""
 
-    def __init__(self, tables: ClassTables, rows: Rows, ledger: Ledger, valuation: Valuation, rules: CardRules) -> None:
+    def __init__(
+        self,
+        tables: ClassTables,
+        rows: Rows,
+        ledger: Ledger,
+        valuation: Valuation,
+        rules: CardRules,
+        rng: Random | None = None,
+    ) -> None:
         self.tables = tables
         self.pod_class = tables.pod_class
         self.rows = rows
@@ -168,6 +178,8 @@ class Trial:
         self.columns = ledger.columns
         self.valuation = valuation
         self._rules = rules
+        #: What a rule of chance draws from, once a node has won.
+        self.rng = rng
         #: The lines of `Columns.node`: CPU and memory free, alive, untouched cards, make of the cards, label's policy.
         self.facts: IntArray = self.columns.node.take(rows, axis=0).T
         self.cpu_free: IntArray = self.facts[0]
@@ -287,7 +299,7 @@ class Trial:
 
     def _pick(self, tables: NeedTables, fits: BoolArray) -> tuple[Rows, BoolArray]:
         if tables.need.share.exclusive:
-            return take_lowest(self._wanted_by_others(tables.need), fits, tables.need.gpus)
+            return take_lowest(self._wanted_by_shares(), fits, tables.need.gpus)
         slots, enough = self._rules.own.pick(self, tables, fits)
         if self._rules.by_label:
             for i in set(self.labels.tolist()) - {0}:
@@ -297,11 +309,11 @@ class Trial:
                     slots[:, asking] = rule.pick(self, tables, fits)[0][:, asking]
         return slots, enough
 
-    def _wanted_by_others(self, need: CardNeed) -> FloatArray:
-        """Whole cards leave those alone that the pod's other needs could use."""
+    def _wanted_by_shares(self) -> FloatArray:
+        """Whole cards leave those alone that the pod's shares could use."""
         wanted = np.zeros(self.code.shape)
         for tables in self.tables.needs:
-            if tables.need is not need:
+            if not tables.need.share.exclusive:
                 wanted += self._fits(tables.need)
         return wanted
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-
 import numpy as np
 
 from shoal.placement.books.columns import SHARES, FloatArray
@@ -21,11 +19,15 @@ def gpu_free(trial: Trial) -> FloatArray:
     return free
 
 
-def gpu_wanted(trial: Trial) -> float:
-    """GPU thousandths of the pod; a share of memory counts as the part of a card it fills, on the average."""
-    kinds = trial.columns.kinds[1:]
-    sizes = (need.gpus * fmean(need.size_on(kind) for kind in kinds) for need in trial.pod_class.needs if kinds)
-    return MILLI * sum(sizes)
+def gpu_wanted(trial: Trial) -> FloatArray:
+    """GPU thousandths of the pod; a share of memory counts as the part it fills of the node's cards, on the average."""
+    kinds = trial.code // SHARES
+    there = kinds > 0
+    total = np.zeros(len(trial.rows))
+    for tables in trial.tables.needs:
+        total += tables.need.gpus * np.where(there, tables.sizes[kinds], 0).sum(axis=0)
+    wanted: FloatArray = MILLI * total / np.maximum(there.sum(axis=0), 1)
+    return wanted
 
 
 def truncated(values: FloatArray) -> FloatArray:

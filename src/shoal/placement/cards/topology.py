@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations, islice
 from math import comb
+from operator import ge
 
 from shoal.model.gpu import Gpu
 
@@ -15,18 +16,33 @@ from shoal.model.gpu import Gpu
 _SETS = 2000
 
 
-def closest(cards: Sequence[Gpu], count: int) -> list[int]:
-    """The positions of `count` of the cards that belong together the most."""
-    if count >= len(cards) or not any(card.links or card.numa is not None for card in cards):
-        return list(range(min(count, len(cards))))
+def closest(cards: Sequence[Gpu], sizes: Sequence[int]) -> list[int]:
+    """The positions of the cards that belong together the most, one for each size of memory, the largest size first.
+
+    Empty when there are not cards for all of them.
+    """
+    alike = sizes[0] == sizes[-1]
+    usable = [i for i, card in enumerate(cards) if card.memory_mib >= sizes[-1]]
+    if not _enough(usable, cards, sizes):
+        return []
+    no_matter = alike and not any(cards[i].links or cards[i].numa is not None for i in usable)
+    if no_matter or len(usable) == len(sizes):
+        return usable[: len(sizes)]
     lanes = lane_matrix(cards)
-    if comb(len(cards), count) <= _SETS:
-        return list(max(combinations(range(len(cards)), count), key=lambda chosen: _rank(tuple(chosen), cards, lanes)))
+    if comb(len(usable), len(sizes)) <= _SETS:
+        sets = (chosen for chosen in combinations(usable, len(sizes)) if alike or _enough(chosen, cards, sizes))
+        return list(max(sets, key=lambda chosen: _rank(tuple(chosen), usable, cards, lanes)))
     chosen: list[int] = []
-    while len(chosen) < count:
-        rest = (i for i in range(len(cards)) if i not in chosen)
-        chosen.append(max(rest, key=lambda i: _rank((*chosen, i), cards, lanes)))
+    for size in sizes:
+        rest = (i for i in usable if i not in chosen and cards[i].memory_mib >= size)
+        chosen.append(max(rest, key=lambda i: _rank((*chosen, i), usable, cards, lanes)))
     return sorted(chosen)
+
+
+def _enough(chosen: Sequence[int], cards: Sequence[Gpu], sizes: Sequence[int]) -> bool:
+    """There is a card for each size."""
+    have = sorted((cards[i].memory_mib for i in chosen), reverse=True)
+    return len(have) >= len(sizes) and all(map(ge, have, sizes))
 
 
 def lane_matrix(cards: Sequence[Gpu]) -> list[list[int]]:
@@ -41,17 +57,19 @@ def lane_matrix(cards: Sequence[Gpu]) -> list[list[int]]:
     return lanes
 
 
-def _rank(chosen: Sequence[int], cards: Sequence[Gpu], lanes: list[list[int]]) -> tuple[int, int, int, list[int]]:
+def _rank(
+    chosen: Sequence[int], usable: Sequence[int], cards: Sequence[Gpu], lanes: list[list[int]]
+) -> tuple[int, int, int, list[int]]:
     """Lanes inside, lanes cut (fewer is better), NUMA nodes spanned (fewer is better), then the lowest indices."""
     inside = sum(lanes[i][j] for i, j in combinations(chosen, 2))
-    cut = sum(lanes[i][j] for i in chosen for j in range(len(cards)) if j not in chosen)
+    cut = sum(lanes[i][j] for i in chosen for j in usable if j not in chosen)
     numa = len({cards[i].numa for i in chosen})
     return inside, -cut, -numa, [-i for i in chosen]
 
 
-def closeness(cards: Sequence[Gpu], count: int) -> float:
+def closeness(cards: Sequence[Gpu], sizes: Sequence[int]) -> float:
     """How well the closest set hangs together, 0..1: the part of its pairs that are linked, or on one NUMA node."""
-    chosen = closest(cards, count)
+    chosen = closest(cards, sizes)
     if len(chosen) < 2:
         return 0.0
     lanes = lane_matrix(cards)

@@ -43,14 +43,15 @@ class CardFit:
 
     @staticmethod
     def _apart(pod_class: PodClass, fitting: dict[CardNeed, list[int]]) -> bool:
-        """Each need on cards of its own: the larger choose first, whole cards take those no other need could use."""
+        """Each need on cards of its own: the larger choose first, whole cards take those that no share could use."""
+        shared = [slots for need, slots in fitting.items() if not need.share.exclusive]
         taken: set[int] = set()
         for need in pod_class.needs:
             free = [slot for slot in fitting[need] if slot not in taken]
             if len(free) < need.gpus:
                 return False
             if need.share.exclusive:
-                free.sort(key=lambda slot: sum(slot in slots for slots in fitting.values()))
+                free.sort(key=lambda slot: sum(slot in slots for slots in shared))
             taken |= set(free[: need.gpus])
         return True
 

@@ -15,12 +15,10 @@ class Topology:
 
     def score(self, trial: Trial) -> FloatArray:
         score = np.zeros(len(trial.rows))
-        whole, selector = trial.pod_class.whole, trial.pod_class.selector
-        if whole < 2:
+        sizes, selector = trial.pod_class.whole_sizes, trial.pod_class.selector
+        if len(sizes) < 2:
             return score
         for i, row in enumerate(trial.rows):
             node = trial.ledger.node_at(int(row))
-            cards = [node.slots[slot].inventory for slot in untouched(node, selector)]
-            if len(cards) >= whole:
-                score[i] = closeness(cards, whole)
+            score[i] = closeness([node.slots[slot].inventory for slot in untouched(node, selector)], sizes)
         return score

@@ -46,13 +46,11 @@ def worth_of(demand: Mapping[int, float], cards: float) -> Worth:
 
 
 def _normalised(prices: Mapping[int, float], worth: FloatArray) -> Worth:
+    """A size nobody asks for costs w(z): no card loses less by it, since two cuts side by side are a cut too."""
     scaled = worth / worth[WHOLE]
-    price = np.zeros(SHARES)
-    for size in range(1, SHARES):
-        if size in prices:
-            price[size] = prices[size] / worth[WHOLE]
-        else:
-            price[size] = np.min(scaled[size:] - scaled[: SHARES - size])
+    price = scaled.copy()
+    for size, value in prices.items():
+        price[size] = value / worth[WHOLE]
     price[WHOLE] = 1.0
     return Worth(scaled, price)
 
