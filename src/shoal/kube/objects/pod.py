@@ -1,0 +1,160 @@
+"""Pods and bindings, as far as a GPU scheduler, a node daemon and a command line read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from shoal.kube.objects.meta import Base, Object, ObjectMeta, ObjectReference
+
+#: The server sends text; files written by people hold bare numbers too.
+Quantities = dict[str, str | int | float]
+
+
+class Resources(Base, frozen=True, kw_only=True):
+    """Amounts of a container or a pod."""
+
+    limits: Quantities = msgspec.field(default_factory=dict)
+    requests: Quantities = msgspec.field(default_factory=dict)
+
+
+class ContainerPort(Base, frozen=True, kw_only=True):
+    """A port a container names."""
+
+    name: str = ""
+    container_port: int = 0
+    host_port: int = 0
+    protocol: str = ""
+
+
+class Container(Base, frozen=True, kw_only=True):
+    """A container or init container."""
+
+    name: str = ""
+    image: str = ""
+    restart_policy: str | None = None
+    resources: Resources = Resources()
+    ports: tuple[ContainerPort, ...] = ()
+
+
+class Toleration(Base, frozen=True, kw_only=True):
+    """A taint the pod puts up with."""
+
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+    toleration_seconds: int | None = None
+
+
+class SchedulingGate(Base, frozen=True, kw_only=True):
+    """A reason not to schedule the pod yet."""
+
+    name: str = ""
+
+
+class PodSpec(Base, frozen=True, kw_only=True):
+    """What the pod asks for. `affinity` and topology constraints stay as they came."""
+
+    node_name: str = ""
+    scheduler_name: str = ""
+    priority: int | None = None
+    priority_class_name: str = ""
+    preemption_policy: str | None = None
+    restart_policy: str = ""
+    service_account_name: str = ""
+    runtime_class_name: str | None = None
+    host_network: bool = False
+    termination_grace_period_seconds: int | None = None
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
+    resources: Resources | None = None
+    overhead: Quantities = msgspec.field(default_factory=dict)
+    node_selector: dict[str, str] = msgspec.field(default_factory=dict)
+    affinity: dict[str, Any] | None = None
+    topology_spread_constraints: tuple[dict[str, Any], ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
+    scheduling_gates: tuple[SchedulingGate, ...] = ()
+
+
+class PodCondition(Base, frozen=True, kw_only=True):
+    """One condition of a pod."""
+
+    type: str = ""
+    status: str = ""
+    reason: str | None = None
+    message: str | None = None
+    last_transition_time: str | None = None
+
+
+class ContainerRunning(Base, frozen=True, kw_only=True):
+    """Since when a container runs."""
+
+    started_at: str | None = None
+
+
+class ContainerWaiting(Base, frozen=True, kw_only=True):
+    """Why a container does not run yet."""
+
+    reason: str | None = None
+    message: str | None = None
+
+
+class ContainerTerminated(Base, frozen=True, kw_only=True):
+    """How a container ended."""
+
+    exit_code: int = 0
+    reason: str | None = None
+    message: str | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+
+
+class ContainerState(Base, frozen=True, kw_only=True):
+    """At most one of the three."""
+
+    running: ContainerRunning | None = None
+    waiting: ContainerWaiting | None = None
+    terminated: ContainerTerminated | None = None
+
+
+class ContainerStatus(Base, frozen=True, kw_only=True):
+    """What kubelet says of a container."""
+
+    name: str = ""
+    ready: bool = False
+    started: bool | None = None
+    restart_count: int = 0
+    container_id: str = msgspec.field(default="", name="containerID")
+    state: ContainerState | None = None
+
+
+class PodStatus(Base, frozen=True, kw_only=True):
+    """What became of the pod."""
+
+    phase: str = ""
+    reason: str | None = None
+    message: str | None = None
+    start_time: str | None = None
+    pod_ip: str | None = msgspec.field(default=None, name="podIP")
+    host_ip: str | None = msgspec.field(default=None, name="hostIP")
+    nominated_node_name: str | None = None
+    qos_class: str | None = None
+    conditions: tuple[PodCondition, ...] = ()
+    container_statuses: tuple[ContainerStatus, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
+
+
+class Pod(Object, frozen=True, kw_only=True):
+    """A pod."""
+
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class Binding(Base, frozen=True, kw_only=True):
+    """The write that gives a pod its node; annotations and labels go onto the pod with it."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    target: ObjectReference = ObjectReference()
