@@ -12,7 +12,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint format bench bench-placement lock clean
+.PHONY: help demo test test-kube kube lint format proto bench bench-placement lock clean
 
 help: ## Show this list
 	@awk -F ': ## ' '/^[a-z-]+: ## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,7 +23,16 @@ demo: .venv/.installed
 
 test: ## Run the tests on every core (ARGS="-k ledger" picks some)
 test: .venv/.installed
-	@$(PY) -m pytest -n auto $(ARGS)
+	@$(PY) -m pytest -n auto -m "not kube" $(ARGS)
+
+test-kube: ## Run the suites that need a real Kubernetes, built first if need be (KUBE_VERSION=1.32.2 for another)
+test-kube: kube
+	@$(PY) -m pytest -m kube $(ARGS)
+
+kube: ## Have the programs of a real Kubernetes in the cache (the first time: 15 minutes with Go)
+kube: .venv/.installed
+	@$(call debian-packages,runc containernetworking-plugins busybox-static iproute2 iptables openssl)
+	@$(PY) -m tests.testbed.binaries
 
 lint: ## Check style, types and the direction of imports
 lint: .venv/.installed
@@ -37,6 +46,10 @@ format: .venv/.installed
 	.venv/bin/ruff check --fix-only
 	.venv/bin/ruff format
 
+proto: ## Generate the gRPC code of kubelet's API from src/shoal/kubelet/api/*.proto
+proto: .venv/.installed
+	@$(PY) -m grpc_tools.protoc -I src --python_out=src --grpc_python_out=src --pyi_out=src src/shoal/kubelet/api/*.proto
+
 BENCHES := $(patsubst bench/bench_%.py,bench-%,$(wildcard bench/bench_*.py))
 TRACES_FLAG := $(if $(wildcard $(TRACES)/.),--traces $(TRACES))
 
@@ -47,6 +60,8 @@ bench-placement: ## Compare the placement policies (TRACES=folder of the openb t
 $(sort $(BENCHES) bench-placement): bench-%: bench/bench_%.py .venv/.installed
 	@echo "==> $<"
 	@$(PY) -m bench.bench_$* $(if $(filter %placement.py %simulate.py,$<),$(TRACES_FLAG)) $(ARGS)
+
+bench-apiserver bench-watch: kube
 
 UV_VERSION := 0.13.7
 COMPILE = build/uv/bin/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 \
@@ -76,6 +91,21 @@ clean: ## Remove all that make has made, .venv included
 .venv/.installed: .venv/.locked pyproject.toml
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
+
+# Installs what is missing of some Debian packages; on other systems they are the user's to bring.
+define debian-packages
+if command -v dpkg-query >/dev/null; then \
+	missing=$$(for package in $(1); do \
+		dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q 'ok installed' || echo $$package; \
+	done); \
+	if [ -n "$$missing" ]; then \
+		if [ "$$(id -u)" != 0 ]; then echo "first: sudo apt-get install "$$missing >&2; exit 1; fi; \
+		echo "==> installing "$$missing; \
+		apt-get update -qq; \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	fi; \
+fi
+endef
 
 # Python 3.11 or newer that can make virtual environments; Debian packs that part separately.
 define check-python

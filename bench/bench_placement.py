@@ -16,7 +16,7 @@ from bench import results, traces
 from shoal.cli.parameters import names, seeds
 from shoal.cli.progress import listening
 from shoal.simulate.cluster import POLICY_NAMES
-from shoal.simulate.report import table
+from shoal.simulate.report.table import table
 from shoal.simulate.runs import Comparison, compare_static, processors
 
 WORKLOADS = ("default", "cpu250", "gpushare100", "gpuspec33")

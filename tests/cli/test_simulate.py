@@ -161,7 +161,9 @@ def test_without_matplotlib_one_line_tells_what_to_install(files, tmp_path):
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_an_interrupt_ends_all_processes_quietly(files, jobs):
     options = ["simulate", *files, "--policy", "binpack", "--seeds", "1-5000", "--jobs", jobs]
-    process = subprocess.Popen([*MAIN, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Whoever runs the tests in the background of a shell has interrupts ignored, for all its children.
+    command = ["env", "--default-signal=INT", *MAIN, *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     first = process.stderr.readline()
     process.send_signal(signal.SIGINT)

@@ -1,0 +1,184 @@
+"""Plays the kubelets of all fake nodes of one API server, as one process: `python -m tests.testbed.fake_kubelet FILE`.
+
+It renews their leases, turns pods bound to them Running, ends those that say how long they run, and removes deleted
+ones. No container runs. All it knows it reads from the API server, so it may be killed and started again.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Coroutine
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from shoal.kube.access.load import load_access
+from shoal.kube.client import Client
+from shoal.kube.errors import ConflictError, NotFoundError
+from shoal.kube.objects.node import Node
+from shoal.kube.objects.pod import Pod
+from shoal.kube.reflector import Reflector
+from shoal.kube.resources import LEASES, NODES, PODS
+from shoal.kube.store import Change
+from tests.testbed.control_plane import NODE_GRACE_SECONDS
+
+#: On nodes: this process looks after them.
+LABEL = "testbed.shoal.dev/fake"
+#: On pods: seconds until they end, and how; without it a pod runs until it is deleted.
+RUNS_FOR = "testbed.shoal.dev/runs-for"
+EXIT_CODE = "testbed.shoal.dev/exit-code"
+
+LEASE_NAMESPACE = "kube-node-lease"
+NODE_INFO = {
+    "architecture": "amd64",
+    "bootID": "",
+    "containerRuntimeVersion": "none://0",
+    "kernelVersion": "none",
+    "kubeProxyVersion": "",
+    "kubeletVersion": "none",
+    "machineID": "",
+    "operatingSystem": "linux",
+    "osImage": "none",
+    "systemUUID": "",
+}
+IN_FLIGHT = 16
+
+
+def now() -> str:
+    """The present as Kubernetes writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def ready_condition() -> dict[str, str]:
+    """What makes a node schedulable."""
+    return {"type": "Ready", "status": "True", "reason": "FakeKubelet", "lastHeartbeatTime": now()}
+
+
+class FakeKubelet:
+    """The nodes it looks after and the pods on them."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._nodes = Reflector(client, NODES, labels=f"{LABEL}=true", consumers=[self._node_changed])
+        self._pods = Reflector(client, PODS, fields="spec.nodeName!=", consumers=[self._pod_changed])
+        self._room = asyncio.Semaphore(IN_FLIGHT)
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: The last step taken for a pod, by UID: events that tell of the steps before must not repeat them.
+        self._steps: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._nodes.run())
+            await self._nodes.synced.wait()
+            group.create_task(self._pods.run())
+            group.create_task(self._heartbeats())
+
+    async def _heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(NODE_GRACE_SECONDS / 3)
+            for node in self._nodes.store:
+                self._start(self._renew(node.metadata.name))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it soon; what fails because the object is gone needs no doing."""
+
+        async def guarded() -> None:
+            with contextlib.suppress(NotFoundError, ConflictError):
+                async with self._room:
+                    await work
+
+        task = asyncio.get_running_loop().create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _node_changed(self, change: Change[Node]) -> None:
+        if change.old is None and change.new is not None:
+            self._start(self._renew(change.new.metadata.name))
+            for pod in self._pods.store:
+                if pod.spec.node_name == change.new.metadata.name:
+                    self._take_step(pod)
+
+    def _pod_changed(self, change: Change[Pod]) -> None:
+        if change.new is None:
+            self._steps.pop(change.object.metadata.uid, None)
+        elif ("", change.new.spec.node_name) in self._nodes.store:
+            self._take_step(change.new)
+
+    def _take_step(self, pod: Pod) -> None:
+        meta, phase = pod.metadata, pod.status.phase
+        last = self._steps.get(meta.uid)
+        if meta.deletion_timestamp and last != "remove":
+            self._steps[meta.uid] = "remove"
+            self._start(self._remove(pod))
+        elif phase == "Pending" and last is None:
+            self._steps[meta.uid] = "start"
+            self._start(self._play(pod, "Running"))
+        elif phase == "Running" and RUNS_FOR in meta.annotations and last in (None, "start"):
+            self._steps[meta.uid] = "end"
+            since = datetime.fromisoformat(pod.status.start_time or now())
+            due = float(meta.annotations[RUNS_FOR]) - (datetime.now(UTC) - since).total_seconds()
+            phase = "Succeeded" if meta.annotations.get(EXIT_CODE, "0") == "0" else "Failed"
+            asyncio.get_running_loop().call_later(max(due, 0), lambda: self._start(self._play(pod, phase)))
+
+    async def _renew(self, node: str) -> None:
+        spec = {
+            "holderIdentity": node,
+            "leaseDurationSeconds": 40,
+            "renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        }
+        lease = {"metadata": {"name": node, "namespace": LEASE_NAMESPACE}, "spec": spec}
+        await self._client.apply(LEASES, lease, force=True)
+
+    async def _play(self, pod: Pod, phase: str) -> None:
+        meta = pod.metadata
+        status = status_of(pod, phase)
+        patch = {"metadata": {"uid": meta.uid}, "status": status}  # the uid keeps it from a namesake
+        await self._client.patch(PODS, meta.name, patch, namespace=meta.namespace, subresource="status")
+
+    async def _remove(self, pod: Pod) -> None:
+        meta = pod.metadata
+        await self._client.delete(PODS, meta.name, namespace=meta.namespace, uid=meta.uid, grace_seconds=0)
+
+
+def status_of(pod: Pod, phase: str) -> dict[str, object]:
+    """The status a kubelet would write for a pod in that phase."""
+    running = phase == "Running"
+    code = int(pod.metadata.annotations.get(EXIT_CODE, "0"))
+    moment = now()
+    state: dict[str, object] = {"running": {"startedAt": moment}}
+    if not running:
+        state = {"terminated": {"exitCode": code, "startedAt": moment, "finishedAt": moment}}
+    ready = "True" if running else "False"
+    return {
+        "phase": phase,
+        "startTime": pod.status.start_time or moment,
+        "conditions": [
+            {"type": kind, "status": "True" if kind in ("PodScheduled", "Initialized") else ready}
+            for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+        ],
+        "containerStatuses": [
+            {
+                "name": container.name,
+                "image": "none",
+                "imageID": "none",
+                "ready": running,
+                "started": running,
+                "restartCount": 0,
+                "state": state,
+            }
+            for container in pod.spec.containers
+        ],
+    }
+
+
+async def main() -> None:
+    """Look after the nodes of the server that the kubeconfig names."""
+    access = load_access(environ=os.environ, home=Path.home(), kubeconfig=Path(sys.argv[1]))
+    async with Client(access) as client:
+        await FakeKubelet(client).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

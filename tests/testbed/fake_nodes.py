@@ -1,0 +1,105 @@
+"""Node objects with cards and no machine behind them, made by the thousand.
+
+The objects look as Shoal's agent would publish them: inventory annotation, capacity of the three families, Ready. The
+process `fake_kubelet` keeps them alive and plays their pods.
+"""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+
+from shoal.kube.access.load import load_access
+from shoal.kube.client import Client
+from shoal.kube.resources import NODES
+from shoal.model.contract import gpushare, keti, nvidia, shoal
+from shoal.model.gpu import Gpu
+from tests.testbed import fake_kubelet
+from tests.testbed.apiserver import ApiServer
+from tests.testbed.processes import Process, Run
+
+CARD_MIB = 16 * 1024
+IN_FLIGHT = 32
+
+
+class FakeNodes:
+    """The fake nodes of one API server; `stop` ends the process behind them, `remove` deletes the objects."""
+
+    def __init__(self, run: Run, api: ApiServer) -> None:
+        self._api = api
+        self._names: list[str] = []
+        command = [sys.executable, "-m", fake_kubelet.__name__, str(api.kubeconfig())]
+        self._kubelet: Process = run.process(f"{api.name}-fake-kubelet", command)
+
+    async def __call__(self, count: int, *, gpus: int | Sequence[Gpu] = 0, prefix: str = "node") -> list[str]:
+        """The names of that many new nodes, each with so many made-up cards or with these."""
+        if not self._kubelet.alive:
+            self._kubelet.start()
+        first = len(self._names)
+        names = [f"{prefix}-{first + n}" for n in range(count)]
+        async with self._client() as client:
+            await each(names, lambda name: client.create(NODES, node(name, gpus)))
+        self._names += names
+        return names
+
+    async def remove(self) -> None:
+        """Delete the nodes and what runs on them."""
+        async with self._client() as client:
+            await each(self._names, lambda name: client.delete(NODES, name))
+        self._names.clear()
+
+    @property
+    def kubelet(self) -> Process:
+        """The process behind the nodes, to kill and start again."""
+        return self._kubelet
+
+    def stop(self) -> None:
+        """End the process behind the nodes."""
+        self._kubelet.stop()
+
+    def _client(self) -> Client:
+        return Client(load_access(environ={}, home=Path("/"), kubeconfig=self._api.kubeconfig()))
+
+
+async def each(names: Iterable[str], action: Callable[[str], Awaitable[object]]) -> None:
+    """One action for every name, some at a time."""
+    todo = iter(names)
+
+    async def work() -> None:
+        for name in todo:
+            await action(name)
+
+    await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
+
+
+def node(name: str, gpus: int | Sequence[Gpu]) -> dict:
+    """A node object as the API server takes it."""
+    cards = made_up(name, gpus) if isinstance(gpus, int) else tuple(gpus)
+    capacity = {"cpu": "128", "memory": "1Ti", "pods": "250", "ephemeral-storage": "1Ti"}
+    annotations = {}
+    if cards:
+        annotations[shoal.ANNOTATION_GPUS] = shoal.encode_gpus(cards)
+        capacity |= {
+            gpushare.RESOURCE_MEMORY: str(sum(card.memory_mib for card in cards) // 1024),
+            gpushare.RESOURCE_COUNT: str(len(cards)),
+            keti.RESOURCE_MPS: str(sum(card.mps_clients for card in cards)),
+            nvidia.RESOURCE_GPU: str(len(cards)),
+        }
+    return {
+        "metadata": {
+            "name": name,
+            "labels": {fake_kubelet.LABEL: "true", "kubernetes.io/hostname": name},
+            "annotations": annotations,
+        },
+        "status": {
+            "capacity": capacity,
+            "allocatable": capacity,
+            "conditions": [fake_kubelet.ready_condition()],
+            "nodeInfo": fake_kubelet.NODE_INFO,
+        },
+    }
+
+
+def made_up(node_name: str, count: int) -> tuple[Gpu, ...]:
+    """Cards that exist nowhere."""
+    return tuple(Gpu(f"GPU-{node_name}-{index}", index, CARD_MIB, "Testbed T16") for index in range(count))
