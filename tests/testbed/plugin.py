@@ -21,7 +21,7 @@ _NEEDS_KUBE = "testbed_run"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Which cluster the suites run on."""
-    parser.addoption("--cluster", choices=["real"], default="real", help="what the suites run on")
+    parser.addoption("--cluster", choices=["embedded", "real"], help="the only cluster the suites run on; else both")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,0 +1,1 @@
+"""The face of the embedded API server towards its clients: authentication, discovery, routes, watches."""

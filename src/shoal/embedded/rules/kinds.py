@@ -1,0 +1,203 @@
+"""Which rules hold for which kind, in the three moments of a write: defaults, checks, and checks of a change."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any, Final
+
+from shoal.embedded.errors import FieldError, bad_request, forbidden_value, invalid_value, required
+from shoal.embedded.kinds import Kind
+from shoal.embedded.rules import pods
+from shoal.embedded.rules.shapes import canonical_quantities
+from shoal.embedded.rules.workloads import WORKLOADS, default_workload, workload_errors
+from shoal.model.quantity import parse
+
+Object = dict[str, Any]
+_NODE_INFO: Final = (
+    *("machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion"),
+    *("kubeletVersion", "kubeProxyVersion", "operatingSystem", "architecture"),
+)
+_EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+_NOT_READY: Final = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+
+
+def default(obj: Object, kind: Kind, *, created: bool) -> None:
+    """Fill in, in place, what the server adds to an object of this kind."""
+    if kind.custom:
+        return
+    if kind.kind in WORKLOADS:
+        if created:
+            obj.pop("status", None)
+        default_workload(obj, kind)
+    elif kind.kind == "Pod":
+        if created:
+            pods.default_pod(obj, kind)
+        else:
+            pods.default_spec(obj.setdefault("spec", {}), kind)
+            _default_times(obj.setdefault("status", {}), "lastProbeTime")
+    elif kind.kind == "Node":
+        _default_node(obj, kind, created=created)
+    elif kind.kind == "Namespace":
+        _default_namespace(obj, created=created)
+    elif kind.kind == "Secret":
+        _default_secret(obj)
+    elif kind.kind == "Event":
+        _default_event(obj)
+    elif kind.kind == "CronJob":
+        _default_cron_job(obj, kind)
+    elif kind.kind == "CustomResourceDefinition":
+        _default_definition(obj)
+    elif kind.kind == "Service":
+        _default_service(obj)
+    elif kind.kind in ("ValidatingAdmissionPolicyBinding", "Lease"):
+        obj.setdefault("spec", {})
+
+
+def errors(obj: Object, kind: Kind) -> list[FieldError]:
+    """What is wrong with an object of this kind, beyond its metadata."""
+    if kind.custom:
+        return []
+    if kind.kind in WORKLOADS:
+        return workload_errors(obj, kind)
+    if kind.kind == "Pod":
+        return pods.spec_errors(obj["spec"], "spec")
+    if kind.kind == "Node":
+        return _node_errors(obj)
+    if kind.kind == "CustomResourceDefinition":
+        return _definition_errors(obj)
+    return []
+
+
+def _definition_errors(definition: Object) -> list[FieldError]:
+    """What a definition must say for its kind to be served."""
+    spec = definition["spec"]
+    faults = [required(f"spec.{name}") for name in ("group", "scope") if not spec.get(name)]
+    if not (spec.get("versions") and all(isinstance(v, dict) and v.get("name") for v in spec["versions"])):
+        faults.append(required("spec.versions", "must have at least one version with a name"))
+    faults += [required(f"spec.names.{name}") for name in ("plural", "kind") if not spec["names"].get(name)]
+    wanted = f"{spec['names'].get('plural')}.{spec.get('group')}"
+    if not faults and definition["metadata"]["name"] != wanted:
+        why = 'must be spec.names.plural+"."+spec.group'
+        faults.append(invalid_value("metadata.name", definition["metadata"]["name"], why))
+    return faults
+
+
+def _node_errors(node: Object) -> list[FieldError]:
+    """Taints with an effect nobody knows, extended resources in parts."""
+    errors = []
+    for number, taint in enumerate(node["spec"].get("taints") or ()):
+        if taint.get("effect") not in _EFFECTS:
+            words = ", ".join(f'"{word}"' for word in _EFFECTS)
+            message = f'Unsupported value: "{taint.get("effect", "")}": supported values: {words}'
+            errors.append(FieldError("FieldValueNotSupported", f"metadata.taints[{number}].effect", message))
+    for part in ("capacity", "allocatable"):
+        for name, quantity in (node["status"].get(part) or {}).items():
+            if pods.is_extended(name) and parse(quantity).denominator != 1:
+                errors.append(invalid_value(f"status.{part}.{name}", quantity, "must be an integer"))
+    return errors
+
+
+def change_errors(new: Object, old: Object, kind: Kind) -> list[FieldError]:
+    """What of an object may not be changed in this way."""
+    if kind.custom:
+        return []
+    if kind.kind == "Pod":
+        return pods.change_errors(new, old)
+    if kind.kind == "Secret" and new.get("type") != old.get("type"):
+        return [invalid_value("type", new.get("type"), "field is immutable")]
+    if kind.kind in ("ConfigMap", "Secret") and old.get("immutable"):
+        return [
+            forbidden_value(name, "field is immutable when `immutable` is set")
+            for name in ("data", "binaryData", "immutable")
+            if new.get(name) != old.get(name)
+        ]
+    if kind.kind in ("Deployment", "DaemonSet", "ReplicaSet") and new["spec"]["selector"] != old["spec"]["selector"]:
+        return [FieldError("FieldValueInvalid", "spec.selector", f"Invalid value: {_go(new)}: field is immutable")]
+    return []
+
+
+def _go(obj: Object) -> str:
+    return json.dumps(obj["spec"]["selector"], separators=(",", ":"))
+
+
+def _default_node(node: Object, kind: Kind, *, created: bool) -> None:
+    spec = node.setdefault("spec", {})
+    status = node.setdefault("status", {})
+    for name in ("capacity", "allocatable"):
+        if name in status:
+            status[name] = canonical_quantities(status[name], kind)
+    if "capacity" in status:
+        status.setdefault("allocatable", dict(status["capacity"]))
+    _default_times(status, "lastHeartbeatTime")
+    status.setdefault("daemonEndpoints", {"kubeletEndpoint": {"Port": 0}})
+    status["nodeInfo"] = {**dict.fromkeys(_NODE_INFO, ""), **status.get("nodeInfo", {})}
+    if created and not any(taint.get("key") == _NOT_READY["key"] for taint in spec.get("taints", ())):
+        spec["taints"] = [*spec.get("taints", ()), dict(_NOT_READY)]
+
+
+def _default_namespace(namespace: Object, *, created: bool) -> None:
+    metadata = namespace["metadata"]
+    metadata["labels"] = {**metadata.get("labels", {}), "kubernetes.io/metadata.name": metadata["name"]}
+    if created:
+        namespace["spec"] = {"finalizers": ["kubernetes"]}
+        namespace["status"] = {"phase": "Active"}
+
+
+def _default_secret(secret: Object) -> None:
+    for name, value in (secret.pop("stringData", None) or {}).items():
+        secret.setdefault("data", {})[name] = base64.b64encode(value.encode()).decode()
+    secret.setdefault("type", "Opaque")
+    for value in (secret.get("data") or {}).values():
+        try:
+            base64.b64decode(value, validate=True)
+        except ValueError as error:
+            why = "illegal base64 data at input byte 0"
+            raise bad_request(f'Secret in version "v1" cannot be handled as a Secret: {why}') from error
+
+
+def _default_cron_job(job: Object, kind: Kind) -> None:
+    spec = job.setdefault("spec", {})
+    spec.setdefault("concurrencyPolicy", "Allow")
+    spec.setdefault("suspend", False)
+    spec.setdefault("successfulJobsHistoryLimit", 3)
+    spec.setdefault("failedJobsHistoryLimit", 1)
+    template = spec.get("jobTemplate", {}).get("spec", {}).get("template", {})
+    if isinstance(template.get("spec"), dict):
+        pods.default_spec(template["spec"], kind)
+    job.setdefault("status", {})
+
+
+def _default_definition(definition: Object) -> None:
+    spec = definition.setdefault("spec", {})
+    names = spec.setdefault("names", {})
+    names.setdefault("singular", str(names.get("kind", "")).lower())
+    names.setdefault("listKind", f"{names.get('kind', '')}List")
+    spec.setdefault("conversion", {"strategy": "None"})
+
+
+def _default_event(event: Object) -> None:
+    event.setdefault("source", {})
+    for name in ("firstTimestamp", "lastTimestamp", "eventTime"):
+        event.setdefault(name, None)
+    for name in ("reportingComponent", "reportingInstance"):
+        event.setdefault(name, "")
+
+
+def _default_times(status: Object, *names: str) -> None:
+    """Times that conditions show even when they were never set."""
+    for condition in status.get("conditions") or ():
+        for name in (*names, "lastTransitionTime"):
+            condition.setdefault(name, None)
+
+
+def _default_service(service: Object) -> None:
+    """No address is given out: nothing here routes to it."""
+    spec = service.setdefault("spec", {})
+    for port in spec.get("ports") or ():
+        port.setdefault("protocol", "TCP")
+        port.setdefault("targetPort", port.get("port"))
+    spec.setdefault("type", "ClusterIP")
+    spec.setdefault("sessionAffinity", "None")
+    spec.setdefault("internalTrafficPolicy", "Cluster")
+    service.setdefault("status", {"loadBalancer": {}})

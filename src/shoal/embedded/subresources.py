@@ -1,0 +1,142 @@
+"""Subresources with a meaning of their own: binding, eviction, scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.embedded.deletion import Deletion, read_options
+from shoal.embedded.errors import ApiStatus, bad_request, conflict, invalid, invalid_value
+from shoal.embedded.kinds import PODS, Kind
+from shoal.embedded.patch.json_values import copied
+from shoal.embedded.registry import MODIFIED, Registry, uid_conflict
+from shoal.embedded.store import Object
+
+SUCCESS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+
+
+def bind(registry: Registry, namespace: str, name: str, binding: Object, *, dry_run: bool = False) -> dict[str, Any]:
+    """Give a pod its node, with the annotations and labels of the binding in the same write."""
+    meta = binding.get("metadata") or {}
+    if meta.get("name", name) != name:
+        raise bad_request("name in URL does not match name in Binding object")
+    target = binding.get("target") or {}
+    if target.get("kind", "") not in ("", "Node"):
+        message = f'target.kind: Unsupported value: "{target["kind"]}": supported values: "Node", "<empty>"'
+        raise ApiStatus(500, "", message)
+    if not target.get("name"):
+        raise ApiStatus(500, "", "target.name: Required value")
+    old = registry.get(PODS, namespace, name)
+    if meta.get("uid", old["metadata"]["uid"]) != old["metadata"]["uid"]:
+        raise uid_conflict(PODS, old, meta["uid"])
+    if meta.get("resourceVersion", old["metadata"]["resourceVersion"]) != old["metadata"]["resourceVersion"]:
+        raise conflict("pods", "", name, MODIFIED)
+    if "deletionTimestamp" in old["metadata"]:
+        raise conflict("pods/binding", "", name, f"pod {name} is being deleted, cannot be assigned to a host")
+    if old["spec"].get("nodeName"):
+        why = f'pod {name} is already assigned to node "{old["spec"]["nodeName"]}"'
+        raise conflict("pods/binding", "", name, why)
+    if old["spec"].get("schedulingGates"):
+        raise conflict("pods/binding", "", name, f"pod {name} has non-empty .spec.schedulingGates")
+    if not dry_run:
+        registry.write(PODS, _bound(registry, old, target["name"], meta), old)
+    return dict(SUCCESS)
+
+
+def _bound(registry: Registry, old: Object, node: str, meta: dict[str, Any]) -> Object:
+    new: Object = copied(old)
+    new["spec"]["nodeName"] = node
+    for part in ("annotations", "labels"):
+        if meta.get(part):
+            new["metadata"][part] = {**new["metadata"].get(part, {}), **meta[part]}
+    conditions = new["status"].setdefault("conditions", [])
+    conditions[:] = [condition for condition in conditions if condition.get("type") != "PodScheduled"]
+    conditions.append(
+        {
+            "type": "PodScheduled",
+            "status": "True",
+            "lastProbeTime": None,
+            "lastTransitionTime": registry.now(),
+        }
+    )
+    return new
+
+
+def evict(
+    registry: Registry, deletion: Deletion, namespace: str, name: str, eviction: Object, *, dry_run: bool = False
+) -> dict[str, Any]:
+    """Delete a pod as a drain does. There are no budgets here, so it is always allowed."""
+    if (eviction.get("metadata") or {}).get("name", name) != name:
+        raise bad_request("name in URL does not match name in Eviction object")
+    old = registry.get(PODS, namespace, name)
+    options = read_options(eviction.get("deleteOptions") or {}, {"dryRun": "All"} if dry_run else {})
+    if old["spec"].get("nodeName") and not dry_run:
+        _set_condition(
+            registry,
+            old,
+            {
+                "type": "DisruptionTarget",
+                "status": "True",
+                "reason": "EvictionByEvictionAPI",
+                "message": "Eviction API: evicting",
+            },
+        )
+    deletion.delete(PODS, namespace, name, options)
+    return dict(SUCCESS)
+
+
+def _set_condition(registry: Registry, old: Object, condition: dict[str, Any]) -> None:
+    new: Object = copied(old)
+    conditions = new["status"].setdefault("conditions", [])
+    conditions[:] = [present for present in conditions if present.get("type") != condition["type"]]
+    conditions.append({**condition, "lastProbeTime": None, "lastTransitionTime": registry.now()})
+    registry.write(PODS, new, old)
+
+
+def scale_of(obj: Object, kind: Kind) -> Object:
+    """The Scale of a workload."""
+    meta = obj["metadata"]
+    names = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+    spec, status = obj.get("spec", {}), obj.get("status", {})
+    scale_status: dict[str, Any] = {"replicas": status.get("replicas", 0)}
+    selector = spec.get("selector")
+    if selector:
+        scale_status["selector"] = selector_text(selector)
+    replicas = spec.get("replicas", 0)
+    return {
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": {name: meta[name] for name in names if name in meta},
+        "spec": {"replicas": replicas} if replicas else {},
+        "status": scale_status,
+    }
+
+
+def rescale(
+    registry: Registry, kind: Kind, namespace: str, name: str, scale: Object, *, dry_run: bool = False
+) -> Object:
+    """Set the number of replicas that a Scale asks for."""
+    old = registry.get(kind, namespace, name)
+    replicas = (scale.get("spec") or {}).get("replicas") or 0
+    if not isinstance(replicas, int) or replicas < 0:
+        why = "must be greater than or equal to 0"
+        raise invalid("Scale", "autoscaling", name, [invalid_value("spec.replicas", replicas, why)])
+    version = (scale.get("metadata") or {}).get("resourceVersion", "")
+    if version and version != old["metadata"]["resourceVersion"]:
+        raise conflict(kind.plural, kind.group, name, MODIFIED)
+    new: Object = copied(old)
+    new["spec"]["replicas"] = replicas
+    stored, _ = registry.update(kind, namespace, name, new, dry_run=dry_run)
+    return scale_of(stored, kind)
+
+
+def selector_text(selector: dict[str, Any]) -> str:
+    """A selector of an object in the form that `labelSelector` takes."""
+    if "matchLabels" not in selector and "matchExpressions" not in selector:
+        return ",".join(f"{key}={value}" for key, value in sorted(selector.items()))
+    terms = [f"{key}={value}" for key, value in (selector.get("matchLabels") or {}).items()]
+    for expression in selector.get("matchExpressions") or ():
+        values = ",".join(sorted(expression.get("values") or ()))
+        key = expression["key"]
+        form = {"In": f"{key} in ({values})", "NotIn": f"{key} notin ({values})", "Exists": key}
+        terms.append(form.get(expression["operator"], f"!{key}"))
+    return ",".join(sorted(terms))

@@ -1,0 +1,23 @@
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shoal.embedded.app import EmbeddedApi
+from shoal.kube.access.kubeconfig import load_kubeconfig
+from shoal.kube.client import Client
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[EmbeddedApi]:
+    """An embedded API server of the test's own, in this process."""
+    async with EmbeddedApi(tmp_path / "embedded") as api:
+        yield api
+
+
+@pytest.fixture
+async def client(api: EmbeddedApi) -> AsyncIterator[Client]:
+    """Our own client of it."""
+    access = load_kubeconfig([api.kubeconfig()], environ={}, explicit=True)
+    async with Client(access) as client:
+        yield client
