@@ -1,4 +1,4 @@
-"""Loads the fixtures of the test bed for all tests, and says how hard properties are tried."""
+"""Loads the fixtures of the test bed for all tests, and says how properties are tried."""
 
 import os
 
@@ -6,7 +6,7 @@ from hypothesis import settings
 
 pytest_plugins = ["tests.testbed.plugin", "tests.testbed.node_fixtures"]
 
-# A change is judged by the same examples every time; developers' own runs go on looking for new ones.
-settings.register_profile("ci", derandomize=True, deadline=None)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+# Machines are shared: slowness of one example is not a failure. CI judges a change by the same examples every time;
+# everyone's own runs go on looking for new ones.
+settings.register_profile("shoal", deadline=None, database=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("shoal")

@@ -2,16 +2,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from shoal.kube.access.credentials import Access
 from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
 from tests.testbed.apiserver import ApiServer
-
-# Machines are shared: slowness of one example is not a failure.
-settings.register_profile("kube", deadline=None, database=None)
-settings.load_profile("kube")
 
 
 def access_of(path: Path) -> Access:

@@ -1,5 +1,0 @@
-from hypothesis import settings
-
-# Machines are shared: slowness of one example is not a failure.
-settings.register_profile("model", deadline=None, database=None)
-settings.load_profile("model")
