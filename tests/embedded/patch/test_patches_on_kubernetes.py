@@ -5,8 +5,13 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
+
 from tests.embedded.patch.tables import CONTENT_TYPES, OBJECTS, PLACES, Case, every_case
 from tests.testbed.apiserver import ApiServer
+
+# Older servers differ in messages, columns and managed fields; the embedded one follows this one.
+pytestmark = pytest.mark.min_kube("1.36")
 
 _OF_THE_STORE = ("managedFields", "resourceVersion", "generation")
 
