@@ -111,12 +111,17 @@ async def test_a_lease_is_made_by_an_update_and_needs_a_version_after_that(clien
 
 
 async def test_a_reflector_follows_through_expired_versions(client: Client, api: EmbeddedApi) -> None:
+    kind = next(kind for kind in api.registry.catalogue.all() if kind.kind == "ConfigMap")
     pace = Pace(watch=1.0, reconnect=0.01, backoff=0.01)
     async with Reflector(client, CONFIG_MAPS, namespace="default", labels="keep", pace=pace, page_size=2) as reflector:
         await reflector.wait_synced()
         for number in range(20):
-            await client.create(CONFIG_MAPS, config_map(f"c{number}", "default", labels={"keep": ""}))
-            api.registry.store.forget(("", "configmaps"))
+            # Written and forgotten before any watcher has its turn.
+            api.registry.create(kind, "default", {"metadata": {"name": f"c{number}", "labels": {"keep": ""}}})
+            api.registry.store.forget(kind.key)
+            await asyncio.sleep(0)
+        await until(lambda: len(reflector.store) == 20, "the reflector has them all")
+        assert reflector.counters.relists > 0
         await client.patch(CONFIG_MAPS, "c0", {"metadata": {"labels": {"keep": None}}}, namespace="default")
         await client.delete(CONFIG_MAPS, "c1", namespace="default")
         expected = {("default", f"c{number}") for number in range(2, 20)}
