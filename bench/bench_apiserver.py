@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import aiohttp
 
@@ -23,16 +22,6 @@ IN_FLIGHT = 32
 SERIAL = 300
 NAMESPACE = "bench"
 PATH = f"/api/v1/namespaces/{NAMESPACE}/pods"
-
-
-@contextmanager
-def server() -> Iterator[ApiServer]:
-    """A server of the benchmark's own."""
-    run = Run()
-    try:
-        yield ApiServer(run)
-    finally:
-        run.close()
 
 
 def tls(api: ApiServer) -> ssl.SSLContext:
@@ -101,8 +90,8 @@ async def measure(api: ApiServer) -> list[results.Row]:
 
 
 def main() -> None:
-    with server() as api:
-        rows = asyncio.run(measure(api))
+    with Run() as run:
+        rows = asyncio.run(measure(ApiServer(run)))
     results.report("apiserver", rows)
 
 

@@ -46,11 +46,8 @@ KINDS: dict[str, Resource[Any]] = {"nodes": NODES, "pods": PODS}
 @contextmanager
 def server() -> Iterator[ApiServer]:
     """A server of the benchmark's own."""
-    run = Run()
-    try:
+    with Run() as run:
         yield ApiServer(run)
-    finally:
-        run.close()
 
 
 def node(n: int) -> dict[str, Any]:

@@ -4,7 +4,6 @@ It needs nothing but Python, so the suites run on it without the programs of a r
 """
 
 import json
-import os
 import select
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from tests.suites.connection import Connection
-from tests.testbed import binaries
+from tests.testbed.kubectl import run_kubectl
 from tests.testbed.processes import TestbedError
 
 #: Seconds until it must have said where its kubeconfig is.
@@ -59,21 +58,7 @@ class EmbeddedServer:
 
     def kubectl(self, *arguments: str, input: str | None = None, user: str = "admin", check: bool = True) -> str:  # noqa: A002
         """What kubectl prints; its error as an exception."""
-        done = subprocess.run(
-            [binaries.find("kubectl"), *arguments],
-            input=input,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={
-                "PATH": os.environ["PATH"],
-                "HOME": str(self._directory),
-                "KUBECONFIG": str(self.kubeconfig(user)),
-            },
-        )
-        if check and done.returncode:
-            raise TestbedError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
-        return done.stdout if not done.returncode else done.stdout + done.stderr
+        return run_kubectl(self.kubeconfig(user), *arguments, home=self._directory, input=input, check=check)
 
     def create_namespace(self, name: str) -> None:
         """A namespace in which pods can be made at once."""

@@ -3,9 +3,7 @@
 import base64
 import http.client
 import json
-import os
 import ssl
-import subprocess
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from tests.testbed import binaries
+from tests.testbed.kubectl import run_kubectl
 from tests.testbed.pki import Authority
 from tests.testbed.processes import Run, TestbedError
 
@@ -77,17 +76,7 @@ class ApiServer:
 
     def kubectl(self, *arguments: str, input: str | None = None, user: str = ADMIN[0], check: bool = True) -> str:  # noqa: A002
         """What kubectl prints; its error as an exception."""
-        done = subprocess.run(
-            [binaries.find("kubectl"), *arguments],
-            input=input,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={"PATH": os.environ["PATH"], "HOME": str(self.directory), "KUBECONFIG": str(self.kubeconfig(user))},
-        )
-        if check and done.returncode:
-            raise TestbedError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
-        return done.stdout if not done.returncode else done.stdout + done.stderr
+        return run_kubectl(self.kubeconfig(user), *arguments, home=self.directory, input=input, check=check)
 
     def request(self, method: str, path: str, body: object = None, content_type: str = "application/json") -> dict:
         """One plain request as admin, for the test bed's own needs: independent of the client under test."""

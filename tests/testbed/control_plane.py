@@ -56,12 +56,6 @@ class ControlPlane:
             process.kill()
         self._schedulers.clear()
 
-    def stop(self) -> None:
-        """End everything for good."""
-        self.stop_schedulers()
-        self._controllers.kill()
-        self.api.stop()
-
     def _kubeconfig(self) -> Path:
         return self.api.kubeconfig("system:kube-scheduler")
 

@@ -44,9 +44,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def testbed_run() -> Iterator[Run]:
     """The folder and programs of this run; nothing of it is left afterwards."""
-    run = Run()
-    yield run
-    run.close()
+    with Run() as run:
+        yield run
 
 
 @pytest.fixture(scope="session")

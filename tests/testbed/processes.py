@@ -45,6 +45,12 @@ class Run:
             cwd="/",
         )
 
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def folder(self, *names: str) -> Path:
         """A folder of the run, made if need be."""
         path = self.directory.joinpath(*names)

@@ -1,0 +1,23 @@
+"""Real kubectl, as the user of a kubeconfig."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from tests.testbed import binaries
+from tests.testbed.processes import TestbedError
+
+
+def run_kubectl(kubeconfig: Path, *arguments: str, home: Path, input: str | None = None, check: bool = True) -> str:  # noqa: A002
+    """What kubectl prints; its error as an exception, or as part of the answer when it is not to be checked."""
+    done = subprocess.run(
+        [binaries.find("kubectl"), *arguments],
+        input=input,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": os.environ["PATH"], "HOME": str(home), "KUBECONFIG": str(kubeconfig)},
+    )
+    if check and done.returncode:
+        raise TestbedError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout if not done.returncode else done.stdout + done.stderr
