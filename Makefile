@@ -23,6 +23,7 @@ demo: .venv/.installed
 
 test: ## Run the tests on every core (ARGS="-k ledger" picks some)
 test: .venv/.installed
+	@echo '#include <stdio.h>' | gcc -E - >/dev/null 2>/dev/null || [ "$$(id -u)" != 0 ] || { $(call debian-packages,gcc libc6-dev); }
 	@$(PY) -m pytest -n auto -m "not kube" $(ARGS)
 
 test-kube: ## Run the suites that need a real Kubernetes, built first if need be (KUBE_VERSION=1.32.2 for another)

@@ -1,0 +1,277 @@
+"""What Shoal asks of a GPU driver, in its own words. `nvml` asks the real one, `simulated` makes the answers up.
+
+Calls are synchronous and may block for milliseconds; an async caller runs them in a thread. Memory is in bytes as the
+driver counts it. A reading the card does not offer is None; errors are those of `shoal.gpu.errors`. A backend may be
+used from several threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol
+
+from shoal.gpu.errors import GpuError, NoCgroupError
+from shoal.model.contract import nvidia
+from shoal.model.errors import shown
+from shoal.model.gpu import Link, MigInstance
+
+#: MPS serves this many clients before Volta, and cannot limit them.
+OLD_MPS_CLIENTS: Final = 16
+VOLTA: Final = (7, 0)
+#: The driver's number for no limit at all.
+NO_LIMIT: Final = 2**64 - 1
+_OLDEST_MPS: Final = (3, 5)
+#: CUDA of the first driver, R615, that limits the memory of cgroups.
+_LIMITING_CUDA: Final = (13, 4)
+
+
+class ComputeMode(StrEnum):
+    """Who may compute on a card."""
+
+    DEFAULT = "default"
+    PROHIBITED = "prohibited"
+    #: One process; with MPS that is the server, and all others are its clients.
+    EXCLUSIVE_PROCESS = "exclusive-process"
+
+
+class EventKind(StrEnum):
+    """What a card reports by itself."""
+
+    XID = "xid"
+    ECC_CORRECTED = "ecc-corrected"
+    ECC_UNCORRECTED = "ecc-uncorrected"
+    #: The card does not answer any more.
+    LOST = "lost"
+    #: A lost card answers again.
+    BACK = "back"
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The driver's versions; CUDA's is the newest the driver serves."""
+
+    version: str
+    cuda: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a card can reach: the fixed numbers of its kind."""
+
+    power_mw: int | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    #: Degrees at which the card slows down, switches off, and which it should not pass for long.
+    slowdown_c: int | None = None
+    shutdown_c: int | None = None
+    max_c: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A card, and what about it does not change from second to second."""
+
+    uuid: str
+    index: int
+    model: str
+    #: 0 when the driver does not tell, as on machines whose card has no memory of its own.
+    memory_bytes: int
+    #: What driver and firmware keep of the memory; None when the driver does not tell it apart.
+    reserved_bytes: int | None = None
+    #: The N of /dev/nvidiaN. It may differ from the index.
+    minor: int | None = None
+    #: The node of the machine's memory that the card is nearest to; None when there is no single one.
+    numa: int | None = None
+    #: Bus address, `0000:3b:00.0`.
+    pci: str = ""
+    compute_capability: tuple[int, int] | None = None
+    cores: int | None = None
+    bus_width_bits: int | None = None
+    ecc: bool | None = None
+    limits: Limits = Limits()
+    links: tuple[Link, ...] = ()
+    #: None: the card knows no MIG.
+    mig: bool | None = None
+    mig_instances: tuple[MigInstance, ...] = ()
+    #: The card has been there and does not answer now; all the rest is as last seen.
+    lost: bool = False
+
+    @property
+    def family(self) -> str:
+        """NVIDIA's name of the architecture, as feature discovery writes it."""
+        return _family(self.compute_capability)
+
+    @property
+    def max_mps_clients(self) -> int:
+        """How many MPS clients the card can serve at most. None in MIG mode: its partitions would have the servers."""
+        if self.mig or self.compute_capability is None or self.compute_capability < _OLDEST_MPS:
+            return 0
+        return nvidia.MAX_MPS_CLIENTS if self.compute_capability >= VOLTA else OLD_MPS_CLIENTS
+
+
+def _family(capability: tuple[int, int] | None) -> str:
+    major, minor = capability or (0, 0)
+    if major == 7:
+        return "volta" if minor < 5 else "turing"
+    if major == 8:
+        return "ampere" if minor < 9 else "ada-lovelace"
+    by_major = {1: "tesla", 2: "fermi", 3: "kepler", 5: "maxwell", 6: "pascal", 9: "hopper", 10: "blackwell"}
+    return {**by_major, 11: "blackwell", 12: "blackwell"}.get(major, "undefined")
+
+
+def limits_memory(driver: Driver, card: Card) -> bool:
+    """Whether the driver can limit the memory that cgroups use of the card. The node needs cgroup v2 besides."""
+    return driver.cuda is not None and driver.cuda >= _LIMITING_CUDA and not card.mig
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A card that the driver counts but that never told its UUID: nothing can be placed on it."""
+
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All cards of a machine at one moment, by index."""
+
+    cards: tuple[Card, ...] = ()
+    unreadable: tuple[Unreadable, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A program that computes on a card, by its PID as the driver's own PID namespace counts."""
+
+    pid: int
+    memory_bytes: int | None = None
+    utilisation: int | None = None
+    #: It computes through an MPS server.
+    mps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RemappedRows:
+    """Rows of memory that the card replaced by spare ones. A failed or pending change asks for a reset."""
+
+    corrected: int
+    uncorrected: int
+    pending: bool
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a card measures now. Utilisation, fan: percent. Counters grow until the driver is loaded anew."""
+
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    utilisation: int | None = None
+    memory_utilisation: int | None = None
+    encoder_utilisation: int | None = None
+    decoder_utilisation: int | None = None
+    temperature_c: int | None = None
+    memory_temperature_c: int | None = None
+    power_mw: int | None = None
+    energy_mj: int | None = None
+    fan: int | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    #: Bytes a second, seen from the card.
+    pcie_sent: int | None = None
+    pcie_received: int | None = None
+    pcie_replays: int | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    remapped: RemappedRows | None = None
+    processes: tuple[Process, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something a card reported. An event that names no card concerns every one."""
+
+    kind: EventKind
+    uuid: str | None
+    #: The number of an XID error, which NVIDIA's documentation explains.
+    xid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """The device memory a cgroup may use of one card: a hard wall, and a soft one under which it is safe."""
+
+    #: None: no wall.
+    hard_bytes: int | None = None
+    soft_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no driver can take."""
+        hard = NO_LIMIT if self.hard_bytes is None else self.hard_bytes
+        if not 0 <= self.soft_bytes <= hard or not (self.hard_bytes is None or hard < NO_LIMIT):
+            raise GpuError(f"{self} cannot be: the soft limit is from 0 to the hard one, both in bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupMemory:
+    """A cgroup's limit on one card, and what it uses of it now."""
+
+    limit: MemoryLimit
+    used_bytes: int
+
+
+def checked_cgroup(cgroup: str) -> str:
+    """The path of a cgroup's directory, if it can be one."""
+    if not cgroup.startswith("/") or "\0" in cgroup:
+        raise NoCgroupError(f"{shown(cgroup)} is not the full path of a cgroup's directory: begin with /sys/fs/cgroup")
+    return cgroup
+
+
+class Events(Protocol):
+    """What cards report, in order, from the moment of `Nvml.watch` on."""
+
+    def wait(self, timeout: float) -> Event | None:
+        """The next event; None when `timeout` seconds passed without one, or on `close`. Blocks: call it in a thread.
+
+        One thread at a time.
+        """
+
+    def close(self) -> None:
+        """End the watch, and with it a wait of another thread."""
+
+
+class Nvml(Protocol):
+    """A machine's GPU driver."""
+
+    def driver(self) -> Driver:
+        """The driver's versions."""
+
+    def survey(self) -> Survey:
+        """All cards. A card that was there before and is lost now is still listed, as lost."""
+
+    def sample(self, uuid: str) -> Sample:
+        """What a card measures now."""
+
+    def watch(self) -> Events:
+        """The reports of all cards, from now on."""
+
+    def compute_mode(self, uuid: str) -> ComputeMode:
+        """Who may compute on the card."""
+
+    def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
+        """Change who may compute on the card. Needs root; holds until the driver is unloaded."""
+
+    def cgroup_memory(self, uuid: str, cgroup: str) -> CgroupMemory:
+        """A cgroup's limit and use of the card's memory. `cgroup` is the full path of its directory."""
+
+    def set_memory_limit(self, uuid: str, cgroup: str, limit: MemoryLimit) -> None:
+        """Limit a cgroup's use of the card's memory; `MemoryLimit()` takes every limit away. Needs root.
+
+        A soft limit must be taken away before its cgroup goes, or it stays on the cgroups above.
+        """
+
+    def close(self) -> None:
+        """Let the driver go."""

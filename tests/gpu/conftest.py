@@ -1,0 +1,43 @@
+"""Machines with cards, without cards."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.gpu.protocol import Driver
+from shoal.gpu.simulated.driver import NEWEST
+from tests.gpu.machines import Machine, ShimMachine, SimulatedMachine
+from tests.testbed.nvml.shim import Shim, build
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in library, compiled."""
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not here to build the stand-in for NVIDIA's library: `make test` as root installs it")
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def shim(nvml_library: Path, tmp_path: Path) -> Shim:
+    """A library of the test's own, without cards yet."""
+    return Shim(nvml_library, tmp_path)
+
+
+@pytest.fixture(params=["simulated", "nvml"])
+def machine(request: pytest.FixtureRequest) -> Iterator[Callable[..., Machine]]:
+    """Makes the machine of a test from a description of its cards; the test runs once on each backend."""
+    made: list[Machine] = []
+
+    def make(cards: object, driver: Driver = NEWEST) -> Machine:
+        if request.param == "simulated":
+            made.append(SimulatedMachine(cards, driver))
+        else:
+            made.append(ShimMachine(request.getfixturevalue("shim"), cards, driver))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

@@ -1,0 +1,150 @@
+"""The stand-in for NVIDIA's driver library: built with gcc, and told its cards by a file beside it.
+
+`describe` writes that file from simulated cards, so both backends of `shoal.gpu` can be shown the same machine.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from shoal.gpu.describe import CardDescription
+from shoal.gpu.protocol import Card, Driver, Sample
+
+SOURCE = Path(__file__).with_name("libnvidia-ml.c")
+LIBRARY = "libnvidia-ml.so.1"
+STATE = "nvml.txt"
+TOLD = "nvml.told"
+EVENT_TYPES = {"ecc-corrected": 0x1, "ecc-uncorrected": 0x2, "xid": 0x8}
+_SWITCH = 2
+
+
+def build(directory: Path) -> Path:
+    """Compile the library into a folder. FileNotFoundError without gcc."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        raise FileNotFoundError("gcc")
+    library = directory / LIBRARY
+    options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}"]
+    subprocess.run([compiler, *options, "-o", library, SOURCE, "-lpthread", "-ldl"], check=True)
+    return library
+
+
+class Shim:
+    """One machine's library: a copy in a folder of its own, with the file of its cards."""
+
+    def __init__(self, library: Path, directory: Path) -> None:
+        self.directory = directory
+        self.library = directory / LIBRARY
+        shutil.copy(library, self.library)
+
+    def write(self, state: str | bytes) -> None:
+        """Change the machine, all at once."""
+        fresh = self.directory / f"{STATE}.new"
+        fresh.write_bytes(state if isinstance(state, bytes) else state.encode())
+        fresh.replace(self.directory / STATE)
+
+    def told(self) -> list[str]:
+        """What the library was told to do."""
+        path = self.directory / TOLD
+        return path.read_text().splitlines() if path.exists() else []
+
+
+def describe(
+    driver: Driver,
+    cards: Iterable[tuple[Card, Sample | None, CardDescription]],
+    *,
+    events: Iterable[tuple[int, str, int]] = (),
+    errors: Iterable[tuple[str, int]] = (),
+    cgroups: Mapping[tuple[int, str], int] | None = None,
+) -> str:
+    """The file of a machine. A card without a sample is lost. `cgroups` is used bytes by card and path."""
+    major, minor = driver.cuda or (0, 0)
+    lines = [f"driver {driver.version}", f"cuda {1000 * major + 10 * minor}"]
+    lines += [f"error {function} {code}" for function, code in errors]
+    cards = list(cards)
+    address = {card.index: card.pci for card, _, _ in cards}
+    for card, sample, description in cards:
+        lines += _fixed(card, description, address)
+        lines += ["lost 1"] if sample is None else _readings(card, sample)
+        lines += [f"cgroup {used} {path}" for (index, path), used in (cgroups or {}).items() if index == card.index]
+    lines += [f"event {index} {EVENT_TYPES[kind]} {data}" for index, kind, data in events]
+    return "\n".join(lines) + "\n"
+
+
+def _fixed(card: Card, description: CardDescription, address: Mapping[int, str]) -> list[str]:
+    capability = card.compute_capability or (None, None)
+    limits = card.limits
+    domain, bus, device = _place(card.pci)
+    numbers = {
+        "memory": card.memory_bytes,
+        "reserved": card.reserved_bytes,
+        "minor": card.minor,
+        "numa": card.numa,
+        "domain": domain,
+        "bus": bus,
+        "device": device,
+        "cc_major": capability[0],
+        "cc_minor": capability[1],
+        "cores": card.cores,
+        "bus_width": card.bus_width_bits,
+        "ecc": None if card.ecc is None else int(card.ecc),
+        "mig_mode": None if card.mig is None else int(card.mig),
+        "power_limit": limits.power_mw,
+        "sm_max": limits.sm_clock_mhz,
+        "memory_clock_max": limits.memory_clock_mhz,
+        "slowdown": limits.slowdown_c,
+        "shutdown": limits.shutdown_c,
+        "gpu_max": limits.max_c,
+    }
+    lines = [f"card {card.uuid}", f"name {card.model}", *_numbers(numbers)]
+    lines += [
+        f"mig {part.profile[0]} {part.memory_mib} {part.uuid} {card.model} MIG {part.profile}"
+        for part in card.mig_instances
+    ]
+    if description.switched and description.links:
+        lines += [f"link {_SWITCH} 0 255 0"] * description.links[0][1]
+    else:
+        for peer, lanes in description.links:
+            lines += ["link 0 {} {} {}".format(*_place(address[peer]))] * lanes
+    return lines
+
+
+def _readings(card: Card, sample: Sample) -> list[str]:
+    lines = _numbers(
+        {
+            "used": sample.memory_used_bytes,
+            "load": sample.utilisation,
+            "memory_load": sample.memory_utilisation,
+            "encoder": sample.encoder_utilisation,
+            "decoder": sample.decoder_utilisation,
+            "temperature": sample.temperature_c,
+            "memory_temperature": sample.memory_temperature_c,
+            "power": sample.power_mw,
+            "energy": sample.energy_mj,
+            "fan": sample.fan,
+            "sm_clock": sample.sm_clock_mhz,
+            "memory_clock": sample.memory_clock_mhz,
+            "pcie_sent": None if sample.pcie_sent is None else sample.pcie_sent // 1000,
+            "pcie_received": None if sample.pcie_received is None else sample.pcie_received // 1000,
+            "replays": sample.pcie_replays,
+            "ecc_corrected": sample.ecc_corrected,
+            "ecc_uncorrected": sample.ecc_uncorrected,
+        }
+    )
+    if sample.remapped is not None:
+        rows = sample.remapped
+        numbers = rows.corrected, rows.uncorrected, int(rows.pending), int(rows.failed)
+        lines.append("remapped {} {} {} {}".format(*numbers))
+    for process in sample.processes:
+        lines.append(f"process {process.pid} {process.memory_bytes} {process.utilisation} {int(process.mps)}")
+    return lines
+
+
+def _numbers(numbers: Mapping[str, int | None]) -> list[str]:
+    return [f"{key} {value}" for key, value in numbers.items() if value is not None]
+
+
+def _place(pci: str) -> tuple[int, int, int]:
+    domain, bus, rest = pci.split(":")
+    return int(domain, 16), int(bus, 16), int(rest.partition(".")[0], 16)
