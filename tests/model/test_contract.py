@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 import shoal
-from shoal.model.contract import gpushare, keti, nvidia
+from shoal.model.contract import gpushare, groups, keti, kubernetes, nvidia
 from shoal.model.contract import shoal as own
 
 PINNED: dict[ModuleType, dict[str, object]] = {
@@ -89,14 +89,43 @@ PINNED: dict[ModuleType, dict[str, object]] = {
     own: {
         "ANNOTATION_ALLOCATION": "shoal.dev/allocation",
         "ANNOTATION_GPUS": "shoal.dev/gpus",
+        "ANNOTATION_SIMULATE": "shoal.dev/simulate",
+        "ANNOTATION_SIMULATE_PREFIX": "shoal.dev/simulate.",
         "ANNOTATION_POLICY": "shoal.dev/policy",
         "LABEL_POLICY": "shoal.dev/policy",
+        "LABEL_ADMISSION": "shoal.dev/admission",
+        "ADMISSION_IGNORE": "ignore",
+        "POLICY_PODS": "shoal-gpu-requests",
+        "POLICY_TEMPLATES": "shoal-gpu-requests-templates",
+        "POLICY_CRON_JOBS": "shoal-gpu-requests-cronjobs",
         "ANNOTATION_USE_MODEL": "shoal.dev/use-gpu-model",
         "ANNOTATION_AVOID_MODEL": "shoal.dev/avoid-gpu-model",
         "ANNOTATION_USE_UUID": "shoal.dev/use-gpu-uuid",
         "ANNOTATION_AVOID_UUID": "shoal.dev/avoid-gpu-uuid",
         "RESOURCE_SLOT": "shoal.dev/gpu",
         "CDI_KIND": "shoal.dev/share",
+    },
+    groups: {
+        "LABEL_GROUP": "shoal.dev/pod-group",
+        "NAME_MINIMUM": "shoal.dev/pod-group-min",
+        "NAME_TIMEOUT": "shoal.dev/pod-group-timeout",
+        "LABEL_LIGHT_GROUP": "pod-group.scheduling.sigs.k8s.io/name",
+        "NAME_LIGHT_MINIMUM": "pod-group.scheduling.sigs.k8s.io/min-available",
+        "LABEL_OLD_GROUP": "pod-group.scheduling.sigs.k8s.io",
+        "LABEL_NEW_GROUP": "scheduling.x-k8s.io/pod-group",
+    },
+    kubernetes: {
+        "LABEL_HOSTNAME": "kubernetes.io/hostname",
+        "LABEL_ZONE": "topology.kubernetes.io/zone",
+        "LABEL_REGION": "topology.kubernetes.io/region",
+        "LABEL_OLD_ZONE": "failure-domain.beta.kubernetes.io/zone",
+        "LABEL_OLD_REGION": "failure-domain.beta.kubernetes.io/region",
+        "TAINT_UNSCHEDULABLE": "node.kubernetes.io/unschedulable",
+        "ANNOTATION_SELECTED_NODE": "volume.kubernetes.io/selected-node",
+        "ANNOTATION_BIND_COMPLETED": "pv.kubernetes.io/bind-completed",
+        "ANNOTATION_BOUND_BY_CONTROLLER": "pv.kubernetes.io/bound-by-controller",
+        "ANNOTATION_STORAGE_CLASS": "volume.beta.kubernetes.io/storage-class",
+        "NO_PROVISIONER": "kubernetes.io/no-provisioner",
     },
 }
 
@@ -122,9 +151,10 @@ def test_names_are_written_in_the_contract_only() -> None:
     package = Path(shoal.__file__).parent
     contract = package / "model" / "contract"
     prefixes = ("aliyun.com/", "ALIYUN_COM_", "keti.com/", "nvidia.com/", "shoal.dev/", "scheduler.framework.gpushare.")
+    prefixes += ("pod-group.scheduling.sigs.k8s.io", "scheduling.x-k8s.io/")
     names = {
         value
-        for family in (gpushare, keti, nvidia, own)
+        for family in (gpushare, groups, keti, nvidia, own)
         for value in vars(family).values()
         if isinstance(value, str) and value.startswith(prefixes)
     }

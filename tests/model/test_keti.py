@@ -67,7 +67,7 @@ def test_no_record() -> None:
         ({"UUID": "GPU-a,GPU-z"}, "'GPU-z', node 'n1' has no such card"),
         ({"UUID": ["GPU-a"]}, "UUID holds a list"),
         ({"UUID": "GPU-a,GPU-b", "GPUrequest": "lots"}, "GPUrequest holds 'lots'"),
-        ({"UUID": "GPU-a,GPU-b", "GPUrequest": "2Gi", "GPUlimits": "1Gi"}, "GPUlimits .* is below GPUrequest"),
+        ({"UUID": "GPU-a,GPU-b", "GPUrequest": "2Gi", "GPUlimits": "1Gi"}, "GPUlimits .* less than GPUrequest"),
     ],
 )
 def test_broken_annotations(annotations: dict[str, Any], says: str) -> None:

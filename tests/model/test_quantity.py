@@ -165,6 +165,28 @@ def test_canonical_binary(value: str, text: str) -> None:
     assert quantity.canonical(value, binary=True) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((3, "3"), (16000, "16k"), (1.5, "1500m"), ("0", "0"), ("+4", "+4"), ("010", "010"), ("-1", "-1")),
+        *(("10G", "10G"), ("+010G", "+010G"), ("1.5G", "1500M"), ("1.500G", "1.500G"), ("0.500G", "500M")),
+        *(
+            ("10000M", "10G"),
+            ("12000E3", "12e6"),
+            ("10e9", "10e9"),
+            ("1E3", "1E3"),
+            ("12e2", "1200"),
+            ("5e-1", "500e-3"),
+        ),
+        *(("10Gi", "10Gi"), ("10240Mi", "10Gi"), ("1025Mi", "1025Mi"), ("1.5Gi", "1536Mi"), ("8Ki", "8Ki")),
+        *(("512Ki", "512Ki"), ("0.5Ki", "512"), (".001Gi", "1073741824m"), ("99999999999Gi", "9223372036854775807")),
+        *(("1.5m", "2m"), ("-1.5m", "-2m"), ("16n", "1m"), ("1.0005", "1001m")),
+    ],
+)
+def test_stored(value: object, text: str) -> None:
+    assert quantity.stored(value) == text
+
+
 SUFFIXES = {
     **dict(
         zip(

@@ -34,6 +34,7 @@ from shoal.embedded.store import Object, Store, key_of
 MODIFIED: Final = "the object has been modified; please apply your changes to the latest version and try again"
 _LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 _LONGEST_BASE: Final = 58
+_NAME_TRIES: Final = 8
 #: Set by the server alone; what a client sends in them is not looked at.
 _SERVER_SET: Final = ("uid", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds")
 
@@ -60,6 +61,9 @@ class Registry:
         self.clock = clock
         #: Called after each stored write with the kind, the state before and the state after (None: not there).
         self.observers: list[Callable[[Kind, Object | None, Object | None], None]] = []
+        #: Called with the kind, the state before (None: not there) and the state after of a write that broke no rule,
+        #: before it is stored; not for subresources. They refuse by raising.
+        self.validators: list[Callable[[Kind, Object | None, Object], None]] = []
         self._rng = rng or random.Random()
         self._new_uid = new_uid
 
@@ -83,10 +87,10 @@ class Registry:
         self._set_namespace(kind, namespace, metadata)
         if metadata.get("resourceVersion", "") not in ("", "0"):
             raise ApiStatus(500, "", "resourceVersion should not be set on objects to be created")
+        self._admit(kind, namespace, obj)
         generated = not metadata.get("name") and bool(metadata.get("generateName"))
         if generated:
-            metadata["name"] = self._generated(metadata["generateName"])
-        self._admit(kind, namespace, obj)
+            metadata["name"] = self._generated(kind, namespace, metadata["generateName"])
         self._check_name(kind, metadata, generated=generated)
         for name in (*_SERVER_SET, "selfLink", "resourceVersion"):
             metadata.pop(name, None)
@@ -98,6 +102,7 @@ class Registry:
             obj.pop("status", None)
         rules.default(obj, kind, created=True)
         self._check(kind, obj, [])
+        self._validate(kind, None, obj)
         if self.store.get(kind.key, key_of(obj)) is not None:
             raise already_exists(kind.plural, kind.group, metadata["name"])
         if manager is not None:
@@ -136,7 +141,9 @@ class Registry:
         self._check_version(kind, metadata, old)
         new = self._merged(kind, obj, old, subresource)
         if subresource == "":
+            rules.note_change(new, old, kind)
             self._check(kind, new, [*_finalizer_errors(new, old), *rules.change_errors(new, old, kind)])
+            self._validate(kind, old, new)
         else:
             self._check(kind, new, [])
         if kind.counted or kind.custom:
@@ -167,6 +174,10 @@ class Registry:
         for observer in tuple(self.observers):
             observer(kind, before, after)
 
+    def _validate(self, kind: Kind, before: Object | None, after: Object) -> None:
+        for validator in self.validators:
+            validator(kind, before, after)
+
     def _tracked(self, kind: Kind, old: Object | None, new: Object, manager: str, subresource: str) -> Object:
         """The new state with the record of who manages which field."""
         return track_update(
@@ -181,14 +192,21 @@ class Registry:
             raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
         metadata["namespace"] = namespace
 
-    def _generated(self, base: str) -> str:
-        return base[:_LONGEST_BASE] + "".join(self._rng.choice(_LETTERS) for _ in range(5))
+    def _generated(self, kind: Kind, namespace: str, base: str) -> str:
+        """A name that begins so; a few tries to find one that is free."""
+        name = ""
+        for _ in range(_NAME_TRIES):
+            name = base[:_LONGEST_BASE] + "".join(self._rng.choices(_LETTERS, k=5))
+            if self.store.get(kind.key, (namespace if kind.namespaced else "", name)) is None:
+                break
+        return name
 
     def _admit(self, kind: Kind, namespace: str, obj: Object) -> None:
         """What the real server's admission plugins refuse before validation."""
         if not kind.namespaced:
             return
-        name = obj["metadata"].get("name", "")
+        # Admission comes before a name is generated, so its refusals know only how the name would begin.
+        name = obj["metadata"].get("name") or obj["metadata"].get("generateName", "")
         home = self.store.get(NAMESPACES.key, ("", namespace))
         if home is None:
             raise not_found("namespaces", "", namespace)
@@ -216,7 +234,8 @@ class Registry:
         found = self.store.get(("scheduling.k8s.io", "priorityclasses"), ("", name))
         if found is None:
             why = f"no PriorityClass with name {name} was found"
-            raise forbidden("pods", "", pod["metadata"].get("name", ""), why)
+            name_or_base = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
+            raise forbidden("pods", "", name_or_base, why)
         spec["priority"] = found.get("value", 0)
         spec["preemptionPolicy"] = found.get("preemptionPolicy", "PreemptLowerPriority")
 

@@ -24,7 +24,9 @@ SHOWN_LENGTH = 60
 def shown(value: object) -> str:
     """A bad value as a message repeats it: short, printable, whatever it is."""
     if isinstance(value, str):
-        return repr(value if len(value) <= SHOWN_LENGTH else value[:SHOWN_LENGTH] + "…")
+        short = value if len(value) <= SHOWN_LENGTH else value[:SHOWN_LENGTH] + "…"
+        # Not repr() for what can be printed: the admission policies say the same words and have no such function.
+        return f"'{short}'" if short.isprintable() else repr(short)
     if isinstance(value, int) and value.bit_length() > SHOWN_LENGTH * 3:
         return f"a number of {value.bit_length()} bits"
     if value is None or isinstance(value, bool | int | float):

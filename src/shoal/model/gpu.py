@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 #: MPS clients one card serves unless its node says otherwise (the KETI device plugin's default).
 DEFAULT_MPS_CLIENTS = 10
+#: More memory than any card has; a request beyond it was written in another unit than it is counted in.
+MAX_CARD_MIB = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from shoal.model import effective, quantity
 from shoal.model.contract import gpushare, keti, nvidia, shoal, text
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, QuantityError, RequestError, shown
-from shoal.model.gpu import Gpu
+from shoal.model.gpu import MAX_CARD_MIB, Gpu
 from shoal.model.manifest import PodContainer, PodManifest, read_pod
 from shoal.model.request import (
     ANY_CARD,
@@ -37,11 +37,24 @@ from shoal.model.request import (
     matches_model,
 )
 
-#: More memory than any card has; a request beyond it was written in another unit than it is counted in.
-MAX_CARD_MIB: Final = 2 * 1024 * 1024
 MAX_CARDS: Final = shoal.MAX_CARDS
 FULL_COMPUTE: Final = 100
 
+#: Besides its resources, a pod's request depends on these annotations and labels and on no others.
+ANNOTATIONS_READ: Final = (
+    keti.ANNOTATION_MEMORY_REQUEST,
+    keti.ANNOTATION_MEMORY_LIMIT,
+    shoal.ANNOTATION_POLICY,
+    shoal.ANNOTATION_USE_MODEL,
+    shoal.ANNOTATION_AVOID_MODEL,
+    shoal.ANNOTATION_USE_UUID,
+    shoal.ANNOTATION_AVOID_UUID,
+)
+LABELS_READ: Final = (gpushare.LABEL_POD_COUNT, gpushare.LABEL_POD_PLACEMENT)
+
+#: Beyond this no amount is looked at more closely: the integers of the admission policies end not much above.
+_FAR_TOO_MUCH: Final = 10**15
+_OF_KETI: Final = (keti.ANNOTATION_MEMORY_REQUEST, keti.ANNOTATION_MEMORY_LIMIT)
 _FAMILIES: Final = {
     gpushare.RESOURCE_MEMORY: "gpushare",
     gpushare.RESOURCE_COMPUTE: "gpushare",
@@ -49,8 +62,7 @@ _FAMILIES: Final = {
     nvidia.RESOURCE_GPU: "nvidia",
 }
 #: Suffixes with which sizes are written in bytes. Not `k`: the API server itself turns 16000 into 16k.
-_SIZE = re.compile(r"\+?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([MGTPE])i?")
-_MEBI_POWERS: Final = {"M": 0, "G": 1, "T": 2, "P": 3, "E": 4}
+_SIZE = re.compile(r"[0-9.][MGTPE](i?)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +83,33 @@ def request_of(pod: Mapping[str, object], *, unit: MemoryUnit) -> Request:
 
 def request_of_manifest(pod: PodManifest, *, unit: MemoryUnit) -> Request:
     """`request_of` for a pod that has been read already."""
-    amounts = [(container, _amounts(container, unit)) for container in pod.containers]
-    cpu_milli, memory_mib = effective.cpu_milli(pod), effective.memory_mib(pod)
+    asked = gpus_of_manifest(pod, unit=unit)
+    return Request(
+        containers=asked.containers,
+        cpu_milli=effective.cpu_milli(pod),
+        memory_mib=effective.memory_mib(pod),
+        selector=asked.selector,
+        policy=asked.policy,
+    )
+
+
+def gpus_of_manifest(pod: PodManifest, *, unit: MemoryUnit) -> Request:
+    """What the pod asks of GPUs alone, without CPU and memory. Admission refuses what this refuses.
+
+    The policies in `deploy/admission` make the same checks in the same order and say the same words; a change here is
+    a change there. `tests/admission` holds them together.
+    """
+    amounts = [(container, _amounts(container)) for container in pod.containers]
     if not any(amount for _, amount in amounts):
-        return Request(cpu_milli=cpu_milli, memory_mib=memory_mib)
+        return Request()
+    for container, amount in amounts:
+        if len({_FAMILIES[resource] for resource in amount}) > 1:
+            raise RequestError(
+                f"container {shown(container.name)} asks for {' and '.join(amount)}: keep one kind of GPU per container"
+            )
     families = {_FAMILIES[resource] for _, amount in amounts for resource in amount}
     split = _split(pod) if "gpushare" in families else _Split(1, whole=False)
+    _check_printable(pod, keti_too="keti" in families)
     try:
         memory = keti.decode_memory(pod.annotations) if "keti" in families else keti.MemoryPerCard()
         selector = shoal.decode_selector(pod.annotations)
@@ -90,8 +123,6 @@ def request_of_manifest(pod: PodManifest, *, unit: MemoryUnit) -> Request:
             for container, amount in amounts
             if amount
         ),
-        cpu_milli=cpu_milli,
-        memory_mib=memory_mib,
         selector=selector or ANY_CARD,
         policy=policy,
     )
@@ -133,17 +164,12 @@ def _size(mib: int) -> str:
     return f"{mib} MiB" if mib % 1024 or not mib else f"{mib} MiB ({mib // 1024} GiB)"
 
 
-def _amounts(container: PodContainer, unit: MemoryUnit) -> dict[str, int]:
+def _amounts(container: PodContainer) -> dict[str, int]:
     """What the container asks of each resource of ours, without those it asks nothing of."""
-    amounts = {resource: amount for resource in _FAMILIES if (amount := _amount(container, resource, unit))}
-    if len({_FAMILIES[resource] for resource in amounts}) > 1:
-        raise RequestError(
-            f"container {shown(container.name)} asks for {' and '.join(amounts)}: keep one kind of GPU per container"
-        )
-    return amounts
+    return {resource: amount for resource in _FAMILIES if (amount := _amount(container, resource))}
 
 
-def _amount(container: PodContainer, resource: str, unit: MemoryUnit) -> int:
+def _amount(container: PodContainer, resource: str) -> int:
     limit, request = container.limits.get(resource), container.requests.get(resource)
     value = request if limit is None else limit
     if value is None:
@@ -160,22 +186,29 @@ def _amount(container: PodContainer, resource: str, unit: MemoryUnit) -> int:
         raise RequestError(f"{who}, which is negative: write a whole number, such as 1")
     if amount.denominator != 1:
         raise RequestError(f"{who}, which is not a whole number: write {math.ceil(amount)}")
-    if resource == gpushare.RESOURCE_MEMORY and amount > unit.floor(MAX_CARD_MIB) * MAX_CARDS:
-        raise RequestError(_too_much(who, value, amount.numerator, unit))
-    if resource != gpushare.RESOURCE_MEMORY and amount > MAX_CARDS * FULL_COMPUTE:
-        raise RequestError(f"{who}, which is {amount.numerator:,}: write the plain number, such as 1")
+    if amount > _FAR_TOO_MUCH:
+        raise RequestError(
+            f"container {shown(container.name)} asks for more than 1P of {resource}: write a plain number, such as 1"
+        )
     return amount.numerator
 
 
-def _too_much(who: str, value: object, units: int, unit: MemoryUnit) -> str:
+def _too_much(container: PodContainer, units: int, unit: MemoryUnit) -> RequestError:
     """Why an amount of memory is out of reach. Most often it was written in bytes, as memory is elsewhere."""
-    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    resource = gpushare.RESOURCE_MEMORY
+    who = f"container {shown(container.name)} asks for"
+    written = quantity.stored(container.limits.get(resource, container.requests.get(resource)))
+    match = _SIZE.search(written)
     if match is None:
-        return (
-            f"{who}, which is {units:,} {unit.value}, more than any card holds: write the number of {unit.value} needed"
+        return RequestError(
+            f"{who} {units} of {resource}, which is more than any card holds: write the number of {unit.value} needed"
         )
-    meant = math.ceil(quantity.parse(match[1]) * 1024 ** _MEBI_POWERS[match[2]] / unit.mib)
-    return f"{who}, which means {units:,} units of one {unit.value} each: write {meant} for {meant} {unit.value}"
+    # Who writes 10G, or 10Gi, wants 10 of the G that GPUs are sold by.
+    kilo = 1024 if match[1] else 1000
+    meant = -(-units // (kilo**3 if unit is MemoryUnit.GIB else kilo**2))
+    return RequestError(
+        f"{who} {written} of {resource}, which counts {unit.value}, not bytes: write {meant} for {meant} {unit.value}"
+    )
 
 
 def _split(pod: PodManifest) -> _Split:
@@ -219,13 +252,11 @@ def _container_request(
     if count := amounts.get(nvidia.RESOURCE_GPU):
         cards = _cards(container, nvidia.RESOURCE_GPU, count)
         return ContainerRequest(container.name, cards, Share(exclusive=True), container.kind)
-    units = _per_card(container, gpushare.RESOURCE_MEMORY, amounts, split)
+    units = amounts.get(gpushare.RESOURCE_MEMORY, 0)
+    if units > unit.floor(MAX_CARD_MIB) * split.cards:
+        raise _too_much(container, units, unit)
+    memory_mib = unit.to_mib(_per_card(container, gpushare.RESOURCE_MEMORY, amounts, split))
     compute = _per_card(container, gpushare.RESOURCE_COMPUTE, amounts, split)
-    memory_mib = unit.to_mib(units)
-    if memory_mib > MAX_CARD_MIB:
-        value = container.limits.get(gpushare.RESOURCE_MEMORY, container.requests.get(gpushare.RESOURCE_MEMORY))
-        who = f"container {shown(container.name)} asks for {shown(value)} of {gpushare.RESOURCE_MEMORY}"
-        raise RequestError(_too_much(who, value, amounts[gpushare.RESOURCE_MEMORY], unit))
     if compute > FULL_COMPUTE:
         raise RequestError(
             f"container {shown(container.name)} asks for {compute} percent of a card ({gpushare.RESOURCE_COMPUTE}): "
@@ -234,15 +265,6 @@ def _container_request(
     if split.whole:
         return ContainerRequest(container.name, split.cards, Share(exclusive=True), container.kind, memory_mib or None)
     return ContainerRequest(container.name, split.cards, Share(memory_mib, compute), container.kind)
-
-
-def _cards(container: PodContainer, resource: str, count: int) -> int:
-    if count > MAX_CARDS:
-        raise RequestError(
-            f"container {shown(container.name)} asks for {count:,} of {resource}: write the number of cards, "
-            f"at most {MAX_CARDS}"
-        )
-    return count
 
 
 def _per_card(container: PodContainer, resource: str, amounts: Mapping[str, int], split: _Split) -> int:
@@ -254,6 +276,25 @@ def _per_card(container: PodContainer, resource: str, amounts: Mapping[str, int]
             f"not divide: write {amount + split.cards - rest}, or change pod label {gpushare.LABEL_POD_COUNT}"
         )
     return each
+
+
+def _cards(container: PodContainer, resource: str, count: int) -> int:
+    if count > MAX_CARDS:
+        raise RequestError(
+            f"container {shown(container.name)} asks for {count} of {resource}: write the number of cards, at most "
+            f"{MAX_CARDS}"
+        )
+    return count
+
+
+def _check_printable(pod: PodManifest, *, keti_too: bool) -> None:
+    """Refuse annotations that no message could repeat."""
+    for key in ANNOTATIONS_READ:
+        value = pod.annotations.get(key)
+        if isinstance(value, str) and not value.strip().isprintable() and (keti_too or key not in _OF_KETI):
+            raise RequestError(
+                f"annotation {key} holds a line break or another character that cannot be printed: write it on one line"
+            )
 
 
 def _check_selector(selector: CardSelector) -> None:

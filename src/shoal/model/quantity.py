@@ -23,6 +23,10 @@ MAX_BITS = 256
 MEBIBYTE = 2**20
 
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+#: Longest numbers that Kubernetes keeps as they were written, and what it cuts binary ones off at.
+_DECIMAL_PLACES = 18
+_BINARY_PLACES = 15
+_MAX_BINARY = 2**63 - 1
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _SUFFIXES = {
     **{suffix: Fraction(10) ** power for suffix, power in _DECIMAL.items()},
@@ -104,6 +108,31 @@ def canonical(value: object, *, binary: bool = False) -> str:
         return "0"
     suffix, power = next((s, p) for s, p in reversed(_DECIMAL.items()) if nanos % 10 ** (p + 9) == 0)
     return f"{nanos // 10 ** (power + 9)}{suffix}"
+
+
+def stored(value: object) -> str:
+    """The text the API server keeps of a resource's amount: as written where that is canonical enough for it.
+
+    Otherwise it writes the canonical text with suffixes of the kind that was written: `1.5G` becomes `1500M`,
+    `10240Mi` becomes `10Gi`, `1000e3` becomes `1e6`. What is finer than a thousandth is rounded away from zero.
+    """
+    number = Fraction(_away_from_zero(parse(value) * 1000), 1000)
+    written = str(value)
+    match = _QUANTITY.fullmatch(written)
+    if match is None:  # a Fraction
+        return canonical(number)
+    suffix, exponent, decimals = match["suffix"] or "", match["exponent"], match["decimals"] or ""
+    digits = (match["whole"].lstrip("0") or "0") + decimals
+    if suffix in _BINARY:
+        kept = not decimals and len(digits) + 3 * _BINARY[suffix] + 1 <= _BINARY_PLACES and int(digits) % 8 != 0
+        return written if kept else canonical(min(number, Fraction(_MAX_BINARY)), binary=number.denominator == 1)
+    power = (_DECIMAL[suffix] if exponent is None else int(exponent)) - len(decimals)
+    kept = len(digits) <= _DECIMAL_PLACES and power >= -3 and power % 3 == 0 and not digits.endswith("000")
+    if kept and not digits.startswith("0"):
+        return written
+    text = canonical(number)
+    suffix = text.lstrip("-0123456789")
+    return text if exponent is None or not suffix else f"{text.removesuffix(suffix)}e{_DECIMAL[suffix]}"
 
 
 def _rounded(number: Fraction, up: bool) -> int:

@@ -93,7 +93,8 @@ def matches_model(model: str, wanted: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", text.lower())
+    # ASCII before lower(), which makes ASCII letters of a few others.
+    return [word.lower() for word in re.findall(r"[A-Za-z0-9]+", text)]
 
 
 def accepts_model(selector: CardSelector, model: str) -> bool:

@@ -10,7 +10,7 @@ from shoal.embedded.errors import FieldError, bad_request, forbidden_value, inva
 from shoal.embedded.kinds import Kind
 from shoal.embedded.rules import pods
 from shoal.embedded.rules.shapes import canonical_quantities
-from shoal.embedded.rules.workloads import WORKLOADS, default_workload, workload_errors
+from shoal.embedded.rules.workloads import WORKLOADS, count_template, default_workload, workload_errors
 from shoal.model.quantity import parse
 
 Object = dict[str, Any]
@@ -96,6 +96,12 @@ def _node_errors(node: Object) -> list[FieldError]:
             if pods.is_extended(name) and parse(quantity).denominator != 1:
                 errors.append(invalid_value(f"status.{part}.{name}", quantity, "must be an integer"))
     return errors
+
+
+def note_change(new: Object, old: Object, kind: Kind) -> None:
+    """Set, in place, what the server itself writes down about a change."""
+    if kind.key == ("apps", "daemonsets"):
+        count_template(new, old)
 
 
 def change_errors(new: Object, old: Object, kind: Kind) -> list[FieldError]:

@@ -12,7 +12,7 @@ import msgspec
 from shoal.embedded.errors import ApiStatus, bad_request
 from shoal.embedded.kinds import Kind
 from shoal.model.errors import QuantityError
-from shoal.model.quantity import canonical
+from shoal.model.quantity import stored
 
 _QUANTITY_TEXT: Final = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
 _GO_TYPES: Final = {"str": "string", "int": "number", "float": "number", "bool": "bool", "array": "array"}
@@ -170,7 +170,7 @@ def check_shape(obj: dict[str, Any], kind: Kind) -> None:
 def canonical_quantities(quantities: dict[str, Any], kind: Kind) -> dict[str, str]:
     """Quantities as the server writes them: `0.5` is `500m`, `1024Mi` is `1Gi`."""
     try:
-        return {name: canonical(value, binary=str(value).endswith("i")) for name, value in quantities.items()}
+        return {name: stored(value) for name, value in quantities.items()}
     except QuantityError as error:
         raise _refusal(kind, _QUANTITY_TEXT) from error
 

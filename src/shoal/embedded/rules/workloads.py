@@ -12,6 +12,7 @@ from shoal.embedded.selectors import matches_selector
 
 Object = dict[str, Any]
 WORKLOADS: Final = frozenset({"Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job"})
+_TEMPLATE_GENERATION: Final = "deprecated.daemonset.template.generation"
 _ROLLING: Final = {"maxUnavailable": "25%", "maxSurge": "25%"}
 
 
@@ -43,8 +44,20 @@ def workload_errors(obj: Object, kind: Kind) -> list[FieldError]:
         )
     if spec.get("replicas", 0) < 0:
         errors.append(invalid_value("spec.replicas", spec["replicas"], "must be greater than or equal to 0"))
-    errors += pods.spec_errors(spec["template"]["spec"], "spec.template.spec")
+    # The volumes of a StatefulSet's claims come into its pods later: they may be mounted already.
+    claims = [claim["metadata"] for claim in spec.get("volumeClaimTemplates") or ()]
+    pod_spec = spec["template"]["spec"]
+    whole = {**pod_spec, "volumes": [*pod_spec.get("volumes", ()), *claims]} if claims else pod_spec
+    errors += pods.spec_errors(whole, "spec.template.spec")
     return errors + _restart_errors(spec["template"]["spec"].get("restartPolicy", ""), kind)
+
+
+def count_template(new: Object, old: Object) -> None:
+    """Count, in an annotation, the templates that a DaemonSet had; what a client writes there does not matter."""
+    before = old["metadata"].get("annotations", {}).get(_TEMPLATE_GENERATION, "1")
+    changed = new["spec"]["template"] != old["spec"]["template"]
+    count = int(before) + changed if before.isdigit() else 1
+    new["metadata"].setdefault("annotations", {})[_TEMPLATE_GENERATION] = str(count)
 
 
 def _restart_errors(policy: str, kind: Kind) -> list[FieldError]:
@@ -85,7 +98,7 @@ def _default_stateful_set(obj: Object, spec: Object) -> None:
 
 def _default_daemon_set(obj: Object, spec: Object) -> None:
     annotations = obj["metadata"].setdefault("annotations", {})
-    annotations.setdefault("deprecated.daemonset.template.generation", "1")
+    annotations.setdefault(_TEMPLATE_GENERATION, "1")
     strategy = spec.setdefault("updateStrategy", {})
     if strategy.setdefault("type", "RollingUpdate") == "RollingUpdate":
         strategy["rollingUpdate"] = {"maxUnavailable": 1, "maxSurge": 0, **strategy.get("rollingUpdate", {})}

@@ -3,6 +3,8 @@
 - `gpushare`: Aliyun's `aliyun.com/gpu-mem` family, with the names only ACK uses.
 - `keti`: KETI-ExaScale's `keti.com/mpsgpu` family, its policy ConfigMap and its gRPC services.
 - `nvidia`: `nvidia.com/gpu`, node labels, CUDA and container-runtime environment, kubelet's sockets.
+- `groups`: pods that are placed together, by the labels in use.
+- `kubernetes`: labels, taints and annotations of Kubernetes itself that scheduling reads or writes.
 - `shoal`: Shoal's own, under `shoal.dev/`.
 - `text`: how a value is read from an annotation, with its bounds; no names.
 

@@ -89,6 +89,10 @@ ENV_LOG_LEVEL: Final = "LOG_LEVEL"
 ENV_THREADS: Final = "THREADNESS"
 ENV_KUBECONFIG: Final = "KUBECONFIG"
 REASON_INSUFFICIENT: Final = "Insufficient GPU Memory in one device"
+#: What `not_shared_reason` says of one node, said of many at once.
+REASON_NOT_SHARED: Final = "The node is not for GPU share, need skip"
+ERROR_NO_POD: Final = "arg or pod is nil"
+ERROR_NO_NODES: Final = "cannot get node names"
 
 # The device plugin
 PLUGIN_NAME: Final = "gpushare-device-plugin-ds"

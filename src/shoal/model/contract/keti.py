@@ -12,13 +12,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
 from typing import Final
 
 from shoal.model import quantity
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.contract import nvidia, text
 from shoal.model.errors import CodecError, QuantityError, shown
-from shoal.model.gpu import DEFAULT_MPS_CLIENTS, NodeGpus
+from shoal.model.gpu import DEFAULT_MPS_CLIENTS, MAX_CARD_MIB, NodeGpus
 from shoal.model.request import Request, Share
 
 RESOURCE_MPS: Final = "keti.com/mpsgpu"
@@ -136,6 +137,7 @@ KEY_NON_GPU_NODE: Final = "non-gpu-node-prefer"
 _DEVICE_SEPARATOR: Final = "-"
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{0,9})?|\.[0-9]{1,9}")
 _MAX_NVLINK_PERCENT: Final = 1000
+_MAX_CARD_BYTES: Final = MAX_CARD_MIB * quantity.MEBIBYTE
 
 
 class GpuPreference(StrEnum):
@@ -262,27 +264,36 @@ class MemoryPerCard:
 
 def decode_memory(annotations: Mapping[str, object]) -> MemoryPerCard:
     """`GPUrequest` and `GPUlimits`. What is not requested is the limit; with neither, nothing is booked."""
-    limit = _mebibytes(annotations, ANNOTATION_MEMORY_LIMIT)
-    request = _mebibytes(annotations, ANNOTATION_MEMORY_REQUEST)
-    if limit is not None and request is not None and limit < request:
+    limit = _size(annotations, ANNOTATION_MEMORY_LIMIT)
+    request = _size(annotations, ANNOTATION_MEMORY_REQUEST)
+    if limit is not None and request is not None and limit.amount < request.amount:
         raise CodecError(
-            f"{ANNOTATION_MEMORY_LIMIT} ({limit} MiB) is below {ANNOTATION_MEMORY_REQUEST} ({request} MiB): "
-            f"raise {ANNOTATION_MEMORY_LIMIT} to at least {request}Mi"
+            f"annotation {ANNOTATION_MEMORY_LIMIT} holds {limit.written}, less than {ANNOTATION_MEMORY_REQUEST} with "
+            f"{request.written}: raise {ANNOTATION_MEMORY_LIMIT} to that"
         )
-    return MemoryPerCard(request if request is not None else limit or 0, limit)
+    limit_mib = None if limit is None else quantity.mebibytes(limit.amount)
+    return MemoryPerCard(limit_mib or 0 if request is None else quantity.mebibytes(request.amount), limit_mib)
 
 
-def _mebibytes(annotations: Mapping[str, object], key: str) -> int | None:
-    value = text.value_of(annotations, key)
-    if value is None or not value.strip():
+@dataclass(frozen=True, slots=True)
+class _Size:
+    written: str
+    amount: Fraction
+
+
+def _size(annotations: Mapping[str, object], key: str) -> _Size | None:
+    """The memory under a key; nothing and zero are the same."""
+    written = (text.value_of(annotations, key) or "").strip()
+    if not written:
         return None
+    fault = f"annotation {key} holds {shown(written)}: write the memory of one card, such as 4Gi"
     try:
-        amount = quantity.mebibytes(value.strip())
+        amount = quantity.parse(written)
     except QuantityError as error:
-        raise CodecError(f"annotation {key} holds {shown(value)}: {error}") from error
-    if not 0 <= amount < 2**31:
-        raise CodecError(f"annotation {key} holds {shown(value)}: write the memory of one card, such as 4Gi")
-    return amount or None
+        raise CodecError(fault) from error
+    if not 0 <= amount <= _MAX_CARD_BYTES:
+        raise CodecError(fault)
+    return _Size(shown(written), amount) if amount else None
 
 
 def encode(allocation: Allocation) -> dict[str, str]:

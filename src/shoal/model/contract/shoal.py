@@ -35,6 +35,22 @@ ANNOTATION_AVOID_MODEL: Final = "shoal.dev/avoid-gpu-model"
 ANNOTATION_USE_UUID: Final = "shoal.dev/use-gpu-uuid"
 ANNOTATION_AVOID_UUID: Final = "shoal.dev/avoid-gpu-uuid"
 LABEL_POLICY: Final = "shoal.dev/policy"
+#: What the containers of a pod do on a simulated node; with the name of a container behind it, what that one does.
+ANNOTATION_SIMULATE: Final = "shoal.dev/simulate"
+ANNOTATION_SIMULATE_PREFIX: Final = "shoal.dev/simulate."
+#: On a namespace: its pods and workloads are not looked at by the admission policies.
+LABEL_ADMISSION: Final = "shoal.dev/admission"
+ADMISSION_IGNORE: Final = "ignore"
+
+# Admission policies, each with a binding of the same name
+POLICY_PODS: Final = "shoal-gpu-requests"
+POLICY_TEMPLATES: Final = "shoal-gpu-requests-templates"
+POLICY_CRON_JOBS: Final = "shoal-gpu-requests-cronjobs"
+
+# Endpoints of every service
+PATH_HEALTH: Final = "/healthz"
+PATH_READY: Final = "/readyz"
+PATH_METRICS: Final = "/metrics"
 
 VERSION: Final = 1
 #: Kubernetes allows 256 KiB for all annotations of an object together.

@@ -11,8 +11,9 @@ from shoal.model.errors import CodecError, shown
 
 T = TypeVar("T")
 
-#: Most entries of one comma-separated value.
+#: Most entries of one comma-separated value, and most characters: what admission policies can compare in their budget.
 MAX_ITEMS = 128
+MAX_LIST = 6000
 _MAX_DIGITS = 20
 
 
@@ -37,11 +38,11 @@ def items(text: str, *, what: str) -> tuple[str, ...]:
     """The entries of a comma-separated list, in order. Empty text is an empty list; an empty entry is a mistake."""
     if not text.strip():
         return ()
-    if text.count(",") >= MAX_ITEMS:
-        raise CodecError(f"{what} lists more than {MAX_ITEMS} entries: shorten the list")
+    if len(text) > MAX_LIST or text.count(",") >= MAX_ITEMS:
+        raise CodecError(f"{what} has more than {MAX_ITEMS} entries or {MAX_LIST} characters: shorten the list")
     entries = tuple(entry.strip() for entry in text.split(","))
     if not all(entries):
-        raise CodecError(f"{what} holds {shown(text)}, which has an empty entry: remove the extra comma")
+        raise CodecError(f"{what} has an empty entry: remove the extra comma")
     return entries
 
 

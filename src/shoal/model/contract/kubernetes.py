@@ -1,0 +1,34 @@
+"""Kubernetes' own labels, taints and annotations, as far as scheduling reads or writes them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+LABEL_HOSTNAME: Final = "kubernetes.io/hostname"
+LABEL_ZONE: Final = "topology.kubernetes.io/zone"
+LABEL_REGION: Final = "topology.kubernetes.io/region"
+LABEL_OLD_ZONE: Final = "failure-domain.beta.kubernetes.io/zone"
+LABEL_OLD_REGION: Final = "failure-domain.beta.kubernetes.io/region"
+
+#: On a node that is cordoned; tolerating it is tolerating the cordon.
+TAINT_UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
+
+#: On a claim: the node its volume shall be made for.
+ANNOTATION_SELECTED_NODE: Final = "volume.kubernetes.io/selected-node"
+#: On a claim: claim and volume have found each other for good.
+ANNOTATION_BIND_COMPLETED: Final = "pv.kubernetes.io/bind-completed"
+#: On a volume: the promise to its claim may be taken back.
+ANNOTATION_BOUND_BY_CONTROLLER: Final = "pv.kubernetes.io/bound-by-controller"
+#: On claims and volumes written before classes had a field.
+ANNOTATION_STORAGE_CLASS: Final = "volume.beta.kubernetes.io/storage-class"
+
+#: The provisioner of classes whose volumes are made by hand.
+NO_PROVISIONER: Final = "kubernetes.io/no-provisioner"
+
+RESOURCE_CPU: Final = "cpu"
+RESOURCE_MEMORY: Final = "memory"
+RESOURCE_STORAGE: Final = "ephemeral-storage"
+RESOURCE_PODS: Final = "pods"
+PREFIX_HUGE_PAGES: Final = "hugepages-"
+PREFIX_ATTACHABLE: Final = "attachable-volumes-"
+PREFIX_QUOTA: Final = "requests."
