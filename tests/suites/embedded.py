@@ -21,13 +21,15 @@ PATIENCE = 60.0
 
 
 class EmbeddedServer:
-    """One `python -m shoal.embedded.app`. Starts at once."""
+    """One `python -m shoal.embedded.app`, with its workload controllers or without. Starts at once."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, controllers: bool = False) -> None:
+        # The pods of a deleted node go soon: nobody wants to wait for it in every run.
+        options = ["--node-away=1"] if controllers else ["--no-controllers"]
         self._directory = directory
         self._log = (directory / "log").open("wb")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "shoal.embedded.app", str(directory)],
+            [sys.executable, "-m", "shoal.embedded.app", str(directory), *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -155,7 +155,11 @@ def status_of(pod: Pod, phase: str) -> dict[str, object]:
         "phase": phase,
         "startTime": pod.status.start_time or moment,
         "conditions": [
-            {"type": kind, "status": "True" if kind in ("PodScheduled", "Initialized") else ready}
+            {
+                "type": kind,
+                "status": "True" if kind in ("PodScheduled", "Initialized") else ready,
+                "lastTransitionTime": moment,
+            }
             for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
         ],
         "containerStatuses": [

@@ -1,30 +1,35 @@
-"""The embedded API server as a whole: certificates, token, kubeconfig, the listening socket.
+"""The embedded cluster as a whole: an API server with certificates, token, kubeconfig and a socket, and controllers.
 
 `python -m shoal.embedded.app DIRECTORY` prints the path of a kubeconfig and serves until SIGTERM or SIGINT.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import contextlib
 import secrets
 import signal
 import ssl
 import sys
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 
 import yaml
 from aiohttp import web
 
+from shoal.embedded.admission import GpuAdmission
 from shoal.embedded.certificates import make_pki
+from shoal.embedded.controllers.loop import NODE_AWAY, Controllers
 from shoal.embedded.definitions import Definitions
 from shoal.embedded.deletion import SYSTEM_NAMESPACES, Deletion
 from shoal.embedded.http.server import Server
 from shoal.embedded.kinds import NAMESPACES, Catalogue
 from shoal.embedded.registry import Registry
 from shoal.embedded.store import Store
+from shoal.model.contract.gpushare import MemoryUnit
 
 
 def _now() -> datetime:
@@ -35,18 +40,29 @@ class EmbeddedApi:
     """An API server on 127.0.0.1, with its files in a directory. Use it in `async with`."""
 
     def __init__(
-        self, directory: Path, port: int = 0, *, clock: Callable[[], datetime] = _now, history: int = 10_000
+        self,
+        directory: Path,
+        port: int = 0,
+        *,
+        clock: Callable[[], datetime] = _now,
+        history: int = 10_000,
+        admission: MemoryUnit | None = None,
     ) -> None:
+        """`admission` has bad GPU requests refused, with memory in this unit; without it the server is a bare one."""
         self.directory = directory
         self.port = port
         self.token = secrets.token_urlsafe(32)
         self.registry = Registry(Store(history=history), Catalogue(), clock=clock)
         self.deletion = Deletion(self.registry)
         Definitions(self.registry, self.deletion)
+        if admission is not None:
+            self.registry.validators.append(GpuAdmission(self.registry.store, unit=admission))
         for name in SYSTEM_NAMESPACES:
             self.registry.create(NAMESPACES, "", {"metadata": {"name": name}})
         self._pki = make_pki(directory, now=_now())
         self._server = Server(self.registry, self.deletion, token=self.token)
+        #: Where simulated nodes say that they have the logs of containers.
+        self.logs = self._server.logs
         self._runner: web.AppRunner | None = None
 
     @property
@@ -100,24 +116,44 @@ class EmbeddedApi:
         self._server.watches.end()
 
 
-async def run(directory: Path, port: int = 0) -> None:
-    """Serve until SIGTERM or SIGINT."""
+async def run(directory: Path, port: int = 0, *, controllers: bool = True, node_away: timedelta = NODE_AWAY) -> None:
+    """Serve until SIGTERM or SIGINT, with the workload controllers or without."""
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
-    async with EmbeddedApi(directory, port) as api:
+    async with EmbeddedApi(directory, port) as api, _running(api if controllers else None, node_away):
         sys.stdout.write(f"{api.kubeconfig()}\n")
         sys.stdout.flush()
         await over.wait()
 
 
+@contextlib.asynccontextmanager
+async def _running(api: EmbeddedApi | None, node_away: timedelta) -> AsyncIterator[None]:
+    """The controllers of an API server, while the block lasts. Should they break, so does the block."""
+    if api is None:
+        yield
+        return
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(Controllers(api.registry, api.deletion, node_away=node_away).run())
+        yield
+        task.cancel()
+
+
 def main() -> int:
     """The program."""
-    if len(sys.argv) not in (2, 3):
-        sys.stderr.write("usage: python -m shoal.embedded.app DIRECTORY [PORT]\n")
-        return 2
-    asyncio.run(run(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) == 3 else 0))
+    parser = argparse.ArgumentParser(prog="python -m shoal.embedded.app", description="A Kubernetes cluster in memory.")
+    parser.add_argument("directory", type=Path, help="where its certificates and its kubeconfig go")
+    parser.add_argument("port", type=int, nargs="?", default=0, help="the port to listen on; any free one unless given")
+    parser.add_argument("--no-controllers", action="store_true", help="only the API server: nothing makes pods")
+    away = NODE_AWAY.total_seconds()
+    parser.add_argument(
+        "--node-away", type=float, default=away, help=f"seconds until the pods of a deleted node go too; {away:.0f}"
+    )
+    arguments = parser.parse_args()
+    node_away = timedelta(seconds=arguments.node_away)
+    controllers = not arguments.no_controllers
+    asyncio.run(run(arguments.directory, arguments.port, controllers=controllers, node_away=node_away))
     return 0
 
 

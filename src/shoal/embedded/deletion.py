@@ -98,14 +98,14 @@ class Deletion:
         finalizers = obj["metadata"].get("finalizers") or ()
         uid = obj["metadata"]["uid"]
         if _ORPHAN in finalizers:
-            for owned_kind, owned in self._dependents(uid):
+            for owned_kind, owned in self.dependents(uid):
                 self._disown(owned_kind, owned, uid)
             self._drop_finalizer(kind, key_of(obj), _ORPHAN)
         elif _FOREGROUND in finalizers:
-            for owned_kind, owned in self._dependents(uid):
+            for owned_kind, owned in self.dependents(uid):
                 if "deletionTimestamp" not in owned["metadata"]:
                     self.delete(owned_kind, *key_of(owned), DeleteOptions(propagation="Foreground"))
-            if not self._dependents(uid):
+            if not self.dependents(uid):
                 self._drop_finalizer(kind, key_of(obj), _FOREGROUND)
 
     def _observe(self, kind: Kind, before: Object | None, after: Object | None) -> None:
@@ -117,7 +117,7 @@ class Deletion:
         if before is None or after is not None:
             return
         uid = before["metadata"]["uid"]
-        for owned_kind, owned in self._dependents(uid):
+        for owned_kind, owned in self.dependents(uid):
             if self._has_other_owner(owned, uid):
                 self._disown(owned_kind, owned, uid)
             elif "deletionTimestamp" not in owned["metadata"]:
@@ -131,10 +131,10 @@ class Deletion:
             owner = self._found(reference.get("uid", ""))
             if owner is None or _FOREGROUND not in (owner[1]["metadata"].get("finalizers") or ()):
                 continue
-            if not self._dependents(reference["uid"]):
+            if not self.dependents(reference["uid"]):
                 self._drop_finalizer(owner[0], key_of(owner[1]), _FOREGROUND)
 
-    def _dependents(self, uid: str) -> list[tuple[Kind, Object]]:
+    def dependents(self, uid: str) -> list[tuple[Kind, Object]]:
         """The objects that name this one as an owner."""
         return [found for owned in sorted(self._owned.get(uid, ())) if (found := self._found(owned)) is not None]
 

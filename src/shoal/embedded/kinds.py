@@ -12,7 +12,12 @@ from typing import Final
 #: Group and plural: objects are stored once, whatever version they are asked for in.
 ResourceKey = tuple[str, str]
 VERBS: Final = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
-SUBRESOURCE_VERBS: Final = {"binding": ("create",), "eviction": ("create",), "finalize": ("update",)}
+SUBRESOURCE_VERBS: Final = {
+    "binding": ("create",),
+    "eviction": ("create",),
+    "finalize": ("update",),
+    "log": ("get",),
+}
 #: Subresources that speak in objects of another kind: group, version, kind.
 SUBRESOURCE_KINDS: Final = {
     "binding": ("", "v1", "Binding"),
@@ -100,7 +105,7 @@ BUILT_IN: Final = (
         "Pod",
         short_names=("po",),
         categories=("all",),
-        subresources=("binding", "eviction", "status"),
+        subresources=("binding", "eviction", "log", "status"),
         counted=True,
     ),
     Kind("", "v1", "podtemplates", "PodTemplate"),
@@ -292,10 +297,25 @@ BUILT_IN: Final = (
     Kind("resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate"),
     Kind("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", namespaced=False, counted=True),
 )
-NAMESPACES: Final = next(kind for kind in BUILT_IN if kind.key == ("", "namespaces"))
-PODS: Final = next(kind for kind in BUILT_IN if kind.key == ("", "pods"))
-SERVICE_ACCOUNTS: Final = next(kind for kind in BUILT_IN if kind.key == ("", "serviceaccounts"))
-DEFINITIONS: Final = next(kind for kind in BUILT_IN if kind.plural == "customresourcedefinitions")
+
+
+def _built_in(group: str, plural: str) -> Kind:
+    return next(kind for kind in BUILT_IN if kind.key == (group, plural))
+
+
+CLAIMS: Final = _built_in("", "persistentvolumeclaims")
+EVENTS: Final = _built_in("", "events")
+NAMESPACES: Final = _built_in("", "namespaces")
+NODES: Final = _built_in("", "nodes")
+PODS: Final = _built_in("", "pods")
+SERVICE_ACCOUNTS: Final = _built_in("", "serviceaccounts")
+DAEMON_SETS: Final = _built_in("apps", "daemonsets")
+DEPLOYMENTS: Final = _built_in("apps", "deployments")
+REPLICA_SETS: Final = _built_in("apps", "replicasets")
+REVISIONS: Final = _built_in("apps", "controllerrevisions")
+STATEFUL_SETS: Final = _built_in("apps", "statefulsets")
+JOBS: Final = _built_in("batch", "jobs")
+DEFINITIONS: Final = _built_in("apiextensions.k8s.io", "customresourcedefinitions")
 
 
 class Catalogue:

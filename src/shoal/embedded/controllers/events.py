@@ -1,0 +1,130 @@
+"""Events as client-go's recorder writes them: equal ones are counted, many alike are combined, a flood is cut off."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from shoal.embedded.controllers.actions import Event
+from shoal.embedded.errors import ApiStatus
+from shoal.embedded.kinds import EVENTS
+from shoal.embedded.registry import Registry, timestamp
+from shoal.embedded.store import Object
+
+_ALIKE: Final = 10
+_ALIKE_FOR: Final = timedelta(minutes=10)
+_BURST: Final = 25
+_REFILL: Final = timedelta(minutes=5)
+_KEPT: Final = 4096
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Alike:
+    """The different messages of one reason about one object of late."""
+
+    messages: dict[str, None] = field(default_factory=dict)
+    last: datetime | None = None
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """How many more events about one object may be written."""
+
+    left: float
+    at: datetime
+
+
+class Recorder:
+    """Writes the events of one controller."""
+
+    def __init__(self, registry: Registry, component: str) -> None:
+        self._registry = registry
+        self._component = component
+        self._alike: OrderedDict[Any, _Alike] = OrderedDict()
+        self._allowances: OrderedDict[Any, _Allowance] = OrderedDict()
+        #: The names of the events that were written, by what they say.
+        self._written: OrderedDict[Any, str] = OrderedDict()
+
+    def record(self, about: Object, event: Event) -> None:
+        """Tell of something that happened to an object."""
+        now = self._registry.clock()
+        kind = "Warning" if event.warning else "Normal"
+        of = (about["metadata"]["uid"], kind)
+        message, key = self._combined((*of, event.reason), event.message, now)
+        if not self._allowed(of, now):
+            return
+        namespace = about["metadata"].get("namespace", "default")
+        try:
+            if not self._count(namespace, key, message, now):
+                self._write(about, event.reason, message, kind, key, now)
+        except ApiStatus:
+            return  # as in the real one, an event that cannot be written is given up: its namespace ends, mostly
+
+    def _combined(self, reason: Any, message: str, now: datetime) -> tuple[str, Any]:
+        """The message, and what it is counted under: after ten different ones they go under one."""
+        alike = _recent(self._alike, reason, _Alike())
+        if alike.last is not None and now - alike.last > _ALIKE_FOR:
+            alike.messages.clear()
+        alike.messages[message] = None
+        alike.last = now
+        if len(alike.messages) < _ALIKE:
+            return message, (reason, message)
+        alike.messages.pop(next(iter(alike.messages)))
+        return f"(combined from similar events): {message}", reason
+
+    def _allowed(self, of: Any, now: datetime) -> bool:
+        allowance = _recent(self._allowances, of, _Allowance(_BURST, now))
+        allowance.left = min(_BURST, allowance.left + (now - allowance.at) / _REFILL)
+        allowance.at = now
+        if allowance.left < 1:
+            return False
+        allowance.left -= 1
+        return True
+
+    def _count(self, namespace: str, key: Any, message: str, now: datetime) -> bool:
+        """Count one more of an event that is there; False if it is not."""
+        old = self._registry.store.get(EVENTS.key, (namespace, self._written.get(key, "")))
+        if old is None:
+            return False
+        new = {**old, "count": old.get("count", 1) + 1, "message": message, "lastTimestamp": timestamp(now)}
+        self._registry.update(EVENTS, namespace, old["metadata"]["name"], new, manager=None)
+        return True
+
+    def _write(self, about: Object, reason: str, message: str, kind: str, key: Any, now: datetime) -> None:
+        metadata = about["metadata"]
+        namespace, when = metadata.get("namespace", "default"), timestamp(now)
+        number = int(now.timestamp() * 1_000_000) * 1000 + len(self._written) % 1000
+        about_fields = ("namespace", "name", "uid", "resourceVersion")
+        event: Object = {
+            "metadata": {"name": f"{metadata['name']}.{number:x}", "namespace": namespace},
+            "involvedObject": {
+                "kind": about["kind"],
+                "apiVersion": about["apiVersion"],
+                **{name: metadata[name] for name in about_fields if name in metadata},
+            },
+            "reason": reason,
+            "message": message,
+            "type": kind,
+            "count": 1,
+            "firstTimestamp": when,
+            "lastTimestamp": when,
+            "source": {"component": self._component},
+            "reportingComponent": self._component,
+        }
+        written = self._registry.create(EVENTS, namespace, event, manager="kube-controller-manager")
+        self._written[key] = written["metadata"]["name"]
+        while len(self._written) > _KEPT:
+            self._written.popitem(last=False)
+
+
+def _recent(kept: OrderedDict[Any, _T], key: Any, new: _T) -> _T:
+    """The entry of a key, made if need be; the entries that nobody asked for longest are forgotten."""
+    entry = kept.setdefault(key, new)
+    kept.move_to_end(key)
+    while len(kept) > _KEPT:
+        kept.popitem(last=False)
+    return entry

@@ -1,0 +1,122 @@
+"""Does what a controller wants done, with the writes of the registry, and stops at the first refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
+
+from shoal.embedded.controllers.actions import (
+    Action,
+    Create,
+    Delete,
+    Event,
+    Failure,
+    Remember,
+    Requeue,
+    Status,
+    Update,
+)
+from shoal.embedded.controllers.events import Recorder
+from shoal.embedded.deletion import DeleteOptions, Deletion
+from shoal.embedded.errors import ApiStatus
+from shoal.embedded.kinds import Kind
+from shoal.embedded.registry import Registry
+from shoal.embedded.store import Object
+
+MANAGER: Final = "kube-controller-manager"
+
+
+class Execution:
+    """The actions for one object, and what came of them."""
+
+    def __init__(self, registry: Registry, deletion: Deletion, recorder: Recorder, kind: Kind, about: Object) -> None:
+        self.again: datetime | None = None
+        #: Set when the controller wants something remembered.
+        self.memory: Any = None
+        #: Whether something was made or deleted: then the next look comes at once.
+        self.moved = False
+        self._registry = registry
+        self._deletion = deletion
+        self._recorder = recorder
+        self._kind = kind
+        self._about = about
+        self._namespace = about["metadata"].get("namespace", "")
+
+    def run(self, actions: Iterable[Action]) -> Failure | None:
+        """Do them in order. A refusal ends it and is the answer; an object that is gone is none."""
+        for action in actions:
+            failure = self._do(action)
+            if failure is not None:
+                return failure
+        return None
+
+    def _do(self, action: Action) -> Failure | None:
+        match action:
+            case Create():
+                return self._create(action)
+            case Update(kind, obj, subresource):
+                return self._update(kind, obj, subresource)
+            case Delete():
+                return self._delete(action)
+            case Status(obj):
+                return self._update(self._kind, obj, "status")
+            case Event():
+                self._recorder.record(self._about, action)
+            case Requeue(at):
+                self.again = at if self.again is None else min(at, self.again)
+            case Remember(memory):
+                self.memory = memory
+        return None
+
+    def _create(self, action: Create) -> Failure | None:
+        try:
+            made = self._registry.create(action.kind, self._namespace, action.obj, manager=MANAGER)
+        except ApiStatus as error:
+            if _is_ending(error):
+                return None
+            if error.reason != "AlreadyExists" or action.obj["metadata"].get("generateName"):
+                self._tell(action.failure, error=error.message)
+            return Failure(error.reason, error.message)
+        self.moved = True
+        self._tell(action.success, name=made["metadata"]["name"])
+        return None
+
+    def _update(self, kind: Kind, obj: Object, subresource: str) -> Failure | None:
+        metadata = obj["metadata"]
+        try:
+            self._registry.update(
+                kind, metadata.get("namespace", ""), metadata["name"], obj, subresource=subresource, manager=MANAGER
+            )
+        except ApiStatus as error:
+            return None if error.code == 404 else Failure(error.reason, error.message)
+        return None
+
+    def _delete(self, action: Delete) -> Failure | None:
+        metadata = action.obj["metadata"]
+        options = DeleteOptions(uid=metadata["uid"], propagation=action.propagation, grace_seconds=action.grace_seconds)
+        try:
+            self._deletion.delete(action.kind, metadata.get("namespace", ""), metadata["name"], options)
+        except ApiStatus as error:
+            if error.code in (404, 409):
+                return None  # gone, or another one of the same name by now: nothing is left to delete
+            self._tell(action.failure, error=error.message)
+            return Failure(error.reason, error.message)
+        self.moved = True
+        self._tell(action.success, name=metadata["name"])
+        return None
+
+    def _tell(self, event: Event | None, **words: str) -> None:
+        if event is None:
+            return
+        message = event.message
+        for word, text in words.items():
+            message = message.replace(f"{{{word}}}", text)
+        self._recorder.record(self._about, replace(event, message=message))
+
+
+def _is_ending(error: ApiStatus) -> bool:
+    """Whether the namespace is being deleted: then nothing needs to be made, and nobody told."""
+    causes = (error.details or {}).get("causes") or ()
+    return any(cause.get("reason") == "NamespaceTerminating" for cause in causes)

@@ -1,0 +1,1 @@
+"""Decisions of the controllers: one object and what it owns in, actions out. Pure, and told the time."""

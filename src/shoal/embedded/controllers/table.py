@@ -1,0 +1,82 @@
+"""The controllers: what each looks after, how it decides, and what it must see to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from shoal.embedded.controllers.actions import Action, Owned
+from shoal.embedded.controllers.reconcile import daemon_set, deployment, job, pods, replica_set, stateful_set
+from shoal.embedded.controllers.world import World
+from shoal.embedded.kinds import (
+    CLAIMS,
+    DAEMON_SETS,
+    DEPLOYMENTS,
+    JOBS,
+    NODES,
+    PODS,
+    REPLICA_SETS,
+    REVISIONS,
+    STATEFUL_SETS,
+    Kind,
+)
+from shoal.embedded.store import Object
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """One controller; its name is the one that events carry."""
+
+    name: str
+    kind: Kind
+    #: The kinds whose free objects it adopts.
+    adopts: tuple[Kind, ...]
+    reconcile: Callable[[Object, Owned, datetime], list[Action]]
+    gather: Callable[[World, Object], Owned]
+
+
+def _of_deployment(world: World, obj: Object) -> Owned:
+    sets = world.candidates(obj, REPLICA_SETS)
+    if obj["spec"]["strategy"]["type"] != "Recreate":
+        return Owned(replica_sets=sets)
+    return Owned(replica_sets=sets, indirect={one["metadata"]["uid"]: world.owned(one, PODS) for one in sets})
+
+
+def _of_replica_set(world: World, obj: Object) -> Owned:
+    found = world.candidates(obj, PODS)
+    if len(found) <= obj["spec"]["replicas"]:
+        return Owned(pods=found)
+    # Only who has too many asks which of them sit together with relatives.
+    parent = pods.controller_of(obj)
+    key = (obj["metadata"]["namespace"], parent["name"] if parent else "")
+    above = world.get(DEPLOYMENTS, key)
+    siblings = world.owned(above, REPLICA_SETS) if above else (obj,)
+    return Owned(pods=found, indirect={one["metadata"]["uid"]: world.owned(one, PODS) for one in siblings})
+
+
+def _of_stateful_set(world: World, obj: Object) -> Owned:
+    claims: frozenset[str] = frozenset()
+    if obj["spec"].get("volumeClaimTemplates"):
+        claims = frozenset(one["metadata"]["name"] for one in world.all(CLAIMS, obj["metadata"]["namespace"]))
+    return Owned(pods=world.candidates(obj, PODS), revisions=world.candidates(obj, REVISIONS), claims=claims)
+
+
+def _of_daemon_set(world: World, obj: Object) -> Owned:
+    return Owned(
+        pods=world.candidates(obj, PODS), revisions=world.candidates(obj, REVISIONS), nodes=tuple(world.all(NODES))
+    )
+
+
+def _of_job(world: World, obj: Object) -> Owned:
+    return Owned(pods=world.candidates(obj, PODS))
+
+
+CONTROLLERS: Final = (
+    Controller("deployment-controller", DEPLOYMENTS, (REPLICA_SETS,), deployment.reconcile, _of_deployment),
+    Controller("replicaset-controller", REPLICA_SETS, (PODS,), replica_set.reconcile, _of_replica_set),
+    Controller("statefulset-controller", STATEFUL_SETS, (PODS, REVISIONS), stateful_set.reconcile, _of_stateful_set),
+    Controller("daemonset-controller", DAEMON_SETS, (PODS, REVISIONS), daemon_set.reconcile, _of_daemon_set),
+    Controller("job-controller", JOBS, (PODS,), job.reconcile, _of_job),
+)

@@ -1,0 +1,153 @@
+"""Plays the steps of one scenario. `test_scenarios.py` says how a step is written."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.suites.api.matching import differences, substituted
+from tests.suites.api.play import Play
+from tests.suites.connection import Connection
+from tests.suites.workloads.nodes import Nodes
+from tests.suites.workloads.snapshot import Object, snapshot
+
+#: Seconds to wait for what must come. Generous: it only ends what would hang.
+PATIENCE = 180.0
+STEPS = {"apply", "do", "bind", "until", "node", "each", "expect"}
+#: Where an object of a kind is made.
+COLLECTIONS = {
+    "Deployment": "/apis/apps/v1/namespaces/{ns}/deployments",
+    "ReplicaSet": "/apis/apps/v1/namespaces/{ns}/replicasets",
+    "StatefulSet": "/apis/apps/v1/namespaces/{ns}/statefulsets",
+    "DaemonSet": "/apis/apps/v1/namespaces/{ns}/daemonsets",
+    "Job": "/apis/batch/v1/namespaces/{ns}/jobs",
+    "Pod": "/api/v1/namespaces/{ns}/pods",
+}
+
+
+class Scenario:
+    """One scenario being played in a namespace."""
+
+    def __init__(self, kubeconfig: Path, namespace: str, expected: dict[str, Object], record: bool) -> None:
+        self._connection = Connection(kubeconfig)
+        self._nodes = Nodes(kubeconfig)
+        self._namespace = namespace
+        self._play = Play(self._connection, {"ns": namespace})
+        self._expected = expected
+        self._record = record
+        self._binds: bool | list[str] = True
+        self._made: list[str] = []
+
+    def step(self, step: Object) -> None:
+        """One step, or an AssertionError that says what differs."""
+        kinds = step.keys() & STEPS - ({"do"} if "each" in step else set())
+        if len(kinds) != 1:
+            raise ValueError(f"a step is one of {sorted(STEPS)}: {step}")
+        told = substituted(step, {"ns": self._namespace})
+        getattr(self, f"_{next(iter(kinds))}")(told)
+
+    def close(self) -> None:
+        """Remove the nodes of the scenario."""
+        for name in self._made:
+            self._nodes.remove(name)
+
+    def _apply(self, step: Object) -> None:
+        path = substituted(COLLECTIONS[step["apply"]["kind"]], {"ns": self._namespace})
+        self._play.step({"do": f"POST {path}", "body": step["apply"], "status": 201})
+
+    def _do(self, step: Object) -> None:
+        self._play.step({"status": 200, **step})
+
+    def _bind(self, step: Object) -> None:
+        """From now on bind all pods, none, or those that these say by name."""
+        self._binds = step["bind"]
+
+    def _node(self, step: Object) -> None:
+        """Make a node, or change or remove one that was made so."""
+        name = step["node"]
+        if step.get("remove"):
+            self._nodes.remove(name)
+            self._made.remove(name)
+        elif name not in self._made:
+            self._nodes.add(name, step.get("labels"))
+            self._made.append(name)
+        if "taints" in step:
+            self._nodes.taint(name, step["taints"])
+        elif name in self._made and "labels" in step:
+            self._nodes.label(name, step["labels"])
+
+    def _each(self, step: Object) -> None:
+        """A request about each pod with these labels, or about the first few."""
+        pods = sorted(self._pods(step["each"]), key=lambda pod: str(pod["metadata"]["name"]))
+        assert pods, f"no pod is {step['each']}"
+        for pod in pods[: step.get("first", len(pods))]:
+            action = {key: value for key, value in step.items() if key not in ("each", "first")}
+            self._play.step({"status": 200, **substituted(action, {"pod": pod["metadata"]["name"]})})
+
+    def _until(self, step: Object) -> None:
+        """Wait until an object is like this."""
+
+        def wrong() -> str:
+            answer = self._connection.request("GET", step["until"])
+            return "; ".join(differences(step["is"], answer.body, "object")) or ""
+
+        self._wait(wrong, step["until"])
+
+    def _expect(self, step: Object) -> None:
+        """Wait until the namespace is as it was on the real cluster when this was recorded."""
+        name = step["expect"]
+        if self._record:
+            self._expected[name] = self._stable(step.get("settle", 4.0))
+            return
+        expected = self._expected[name]
+
+        def wrong() -> str:
+            seen = snapshot(self._connection, self._namespace)
+            return "" if seen == expected else _difference(expected, seen)
+
+        self._wait(wrong, name)
+
+    def _wait(self, wrong: Callable[[], str], what: str) -> None:
+        end = time.monotonic() + PATIENCE
+        while found := wrong():
+            assert time.monotonic() < end, f"{what}:\n{found}"
+            self._bind_pods()
+            time.sleep(0.1)
+
+    def _stable(self, seconds: float) -> Object:
+        """The namespace once it has not changed for a while."""
+        last, since = snapshot(self._connection, self._namespace), time.monotonic()
+        while time.monotonic() - since < seconds:
+            self._bind_pods()
+            time.sleep(0.1)
+            seen = snapshot(self._connection, self._namespace)
+            if seen != last:
+                last, since = seen, time.monotonic()
+        return last
+
+    def _bind_pods(self) -> None:
+        for pod in self._pods(""):
+            name = pod["metadata"]["name"]
+            wanted = self._binds if isinstance(self._binds, bool) else name in self._binds
+            waits = not pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]
+            if wanted and waits and pod["status"]["phase"] == "Pending":
+                self._nodes.bind(self._namespace, pod)
+
+    def _pods(self, labels: str) -> list[Object]:
+        path = f"/api/v1/namespaces/{self._namespace}/pods?labelSelector={labels}"
+        items: list[Object] = self._connection.request("GET", path).body["items"]
+        return items
+
+
+def _difference(expected: Any, seen: Any, where: str = "") -> str:
+    """Where two snapshots differ, one line each."""
+    if isinstance(expected, dict) and isinstance(seen, dict):
+        keys = [*expected, *(key for key in seen if key not in expected)]
+        return "".join(_difference(expected.get(key), seen.get(key), f"{where}.{key}") for key in keys)
+    if isinstance(expected, list) and isinstance(seen, list) and len(expected) == len(seen):
+        pairs = zip(expected, seen, strict=True)
+        return "".join(_difference(one, other, f"{where}[{number}]") for number, (one, other) in enumerate(pairs))
+    if expected == seen:
+        return ""
+    return f"{where}:\n  expected {json.dumps(expected)}\n  seen     {json.dumps(seen)}\n"
