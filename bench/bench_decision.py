@@ -2,7 +2,8 @@
 
 The cluster is filled until a pod finds no room; then pods leave and arrive in turn, and every arrival is timed. Beside
 it, in the same run and on the same states, the same policy without memory: every class tried on every node each time
-(`full scan`). Machines are shared, so each size is measured in several rounds and the quietest round is reported.
+(`full scan`), the worth of every node (`worths`, what an extender answers with), and a decision among half of the nodes
+with favour for some. Machines are shared, so each size is measured in several rounds and the quietest one is reported.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ TEMPLATES = 40
 ROUNDS = 8
 DECISIONS = 250
 SCANS = 40
+QUESTIONS = 50
 MODELS = (("NVIDIA A30", 24_576), ("NVIDIA A100-SXM4-40GB", 40_960), ("NVIDIA H100 80GB", 81_920))
 
 
@@ -102,6 +104,22 @@ class Churn:
                 times.append(took)
         return times
 
+    def questions(self, *, wishes: bool) -> list[float]:
+        """Times of questions for worths, or for a decision with wishes, each after a departure and an arrival."""
+        times: list[float] = []
+        while len(times) < QUESTIONS:
+            self.round(1)
+            request = self.rng.choices(self.pods, self.weights)[0]
+            rows = self.engine.ledger.columns.rows
+            among, favour = np.arange(rows) % 2 == 0, (np.arange(rows) % 100 == 0).astype(np.float64)
+            start = time.perf_counter_ns()
+            if wishes:
+                self.engine.decide(request, among=among, favour=favour)
+            else:
+                self.engine.worths(request)
+            times.append((time.perf_counter_ns() - start) / 1000)
+        return times
+
 
 def resident() -> float:
     """Resident memory of this process in MB."""
@@ -127,6 +145,8 @@ def measure(nodes: int) -> dict[str, float]:
     rounds = [churn.round(DECISIONS) for _ in range(ROUNDS)]
     used = resident() - before
     scans = [churn.round(SCANS // 4, forget=True) for _ in range(4)]
+    worths = [churn.questions(wishes=False) for _ in range(4)]
+    wishes = [churn.questions(wishes=True) for _ in range(4)]
     quietest = min(rounds, key=lambda times: float(np.median(times)))
     everything = [time for times in rounds for time in times]
     return {
@@ -134,6 +154,8 @@ def measure(nodes: int) -> dict[str, float]:
         "p99": float(np.percentile(everything, 99)),
         "rate": 1e6 / float(np.mean(quietest)),
         "scan": min(float(np.median(times)) for times in scans),
+        "worths": min(float(np.median(times)) for times in worths),
+        "wishes": min(float(np.median(times)) for times in wishes),
         "memory": used,
     }
 
@@ -150,11 +172,14 @@ def main() -> None:
         if nodes == 5_000:
             rows.append(results.below(f"{label}: decision p50", got["p50"], "µs", 200))
             rows.append(results.below(f"{label}: memory above the imports", got["memory"], "MB", 100))
+            rows.append(results.below(f"{label}: worths of all nodes p50", got["worths"], "µs", 1_000))
         else:
             rows.append(results.Row(f"{label}: decision p50", got["p50"], "µs"))
             rows.append(results.Row(f"{label}: memory above the imports", got["memory"], "MB"))
+            rows.append(results.Row(f"{label}: worths of all nodes p50", got["worths"], "µs"))
         rows += [
             results.Row(f"{label}: decision p99, all rounds", got["p99"], "µs"),
+            results.Row(f"{label}: decision with among and favour p50", got["wishes"], "µs"),
             results.Row(f"{label}: decisions", got["rate"], "per second"),
             results.Row(f"{label}: memory", got["memory"] * 1e6 / (nodes * CARDS), "bytes/GPU"),
             results.Row(f"{label}: full scan p50", got["scan"], "µs"),

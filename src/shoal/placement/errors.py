@@ -11,3 +11,7 @@ class BookingError(PlacementError):
 
 class PolicyError(PlacementError):
     """A policy that does not exist or cannot be used as asked."""
+
+
+class RowsError(PlacementError):
+    """An array over nodes that does not match the rows of the ledger."""

@@ -5,15 +5,25 @@ Plugins read a `Trial`; none of them changes it. Everything is an array over `ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from shoal.model.request import accepts, accepts_model
-from shoal.placement.books.columns import SHARES, WHOLE, BoolArray, Columns, FloatArray, IntArray, Rows
+from shoal.placement.books.columns import (
+    NODE_FACTS,
+    SHARES,
+    WHOLE,
+    BoolArray,
+    Columns,
+    FloatArray,
+    IntArray,
+    PlainNode,
+    Rows,
+)
 from shoal.placement.books.ledger import Ledger, NodeBooks
 from shoal.placement.classes import CardNeed, PodClass
 from shoal.placement.lazy import lazy
@@ -61,6 +71,18 @@ class Score(Protocol):
     """Says how good each node is; the policy's weight gives the direction."""
 
     def score(self, trial: Trial) -> FloatArray: ...
+
+
+#: A score of one node, by the worth and the CPU that the pod would leave of it.
+OneScore = Callable[[PlainNode, float, int], float]
+
+
+@runtime_checkable
+class PlainScore(Score, Protocol):
+    """A score that can be told node by node as well (`single`)."""
+
+    def plain(self, tables: ClassTables, valuation: Valuation) -> OneScore:
+        """The score for this class in plain numbers: the same ones, bit by bit."""
 
 
 class CardScore(Protocol):
@@ -123,6 +145,10 @@ UNKNOWN_SLOT = -1
 NO_FIT = 1 << 62
 
 
+#: Below every number: asks for nothing.
+_ANY = -(1 << 63)
+
+
 class CardPolicy(Protocol):
     """What the tables need to know of a policy."""
 
@@ -141,8 +167,10 @@ class ClassTables:
         self.pod_class = pod_class
         self.needs = tuple(NeedTables(need, columns, valuation, policy) for need in pod_class.needs)
         #: The least CPU and memory a node must have free, and that it is there; a pod that asks for none fits anyway.
-        least = np.iinfo(np.int64).min
-        self.node_needs = np.array([[pod_class.cpu or least], [pod_class.ram or least], [1]])
+        self.node_needs = np.array([[pod_class.cpu or _ANY], [pod_class.ram or _ANY], [1]])
+        #: The least that each fact of a node must be: where one is less, the class does not fit.
+        self.least = self._least_facts()
+        self.models = columns.models
         models = allowed_models(pod_class, columns) & columns.present
         #: Sets of models that other pods are confined to and this one is not.
         self.confining = valuation.confining(models)
@@ -157,6 +185,23 @@ class ClassTables:
             ],
             np.float64,
         )
+
+    def _least_facts(self) -> IntArray:
+        """By column of `Columns.node`. Containers that may go apart need less of a card than all of them together."""
+        least = np.full(NODE_FACTS, _ANY)
+        least[:3] = self.node_needs[:, 0]
+        if not self.pod_class.splittable:
+            least[3] = self.pod_class.whole
+            shares = [tables.need.share for tables in self.needs]
+            least[6:] = [
+                max((amount for amount in amounts if amount), default=_ANY)
+                for amounts in (
+                    [share.memory_mib for share in shares],
+                    [share.compute for share in shares],
+                    [share.clients for share in shares],
+                )
+            ]
+        return least
 
 
 class Trial:

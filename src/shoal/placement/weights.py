@@ -45,6 +45,9 @@ CARD_LEFT = 0.2
 #: A pod whose containers cannot share one card is split over several; a node where it need not be always wins.
 SPLIT = -1000.0
 
+#: What 1.0 of favour adds to a node: more than all that the scores can differ by, a split and a wanted model included.
+FAVOUR = 10_000.0
+
 #: A wanted model outweighs any packing: it gives way only where the pod does not fit.
 MODEL_PREFERENCE = 100.0
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,10 @@ SHARES = WHOLE + 1
 UNUSABLE = -1
 
 
+#: How many facts are kept of a node.
+NODE_FACTS = 9
+
+
 @dataclass(frozen=True, slots=True)
 class CardKind:
     """What cards of one make have in common."""
@@ -43,8 +48,7 @@ class CardKind:
 NO_CARD = CardKind("", 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class CardFigures:
+class CardFigures(NamedTuple):
     """What the ledger knows of one card, ready to be written into its slot."""
 
     kind: int
@@ -53,6 +57,24 @@ class CardFigures:
     clients_free: int
     share: int
     pods: int
+
+
+#: A card in plain numbers: its code, memory, compute and clients free, and its slot.
+PlainCard = tuple[int, int, int, int, int]
+
+
+class PlainNode(NamedTuple):
+    """A row in plain numbers, for those who look at few nodes: reading them out of arrays costs more than the sum."""
+
+    row: int
+    cpu_free: int
+    ram_free: int
+    alive: int
+    whole: int
+    model: int
+    policy: int
+    #: The cards with anything free, by slot; of those that are alike only the first.
+    cards: list[PlainCard]
 
 
 class Columns:
@@ -71,13 +93,16 @@ class Columns:
         self._model_ids: dict[str, int] = {}
         self._log: list[int] = []
         self._log_start = 0
+        #: Rows that somebody looked at by themselves since they changed.
+        self._plain: dict[int, PlainNode] = {}
         #: A node without cards, or one whose cards are not known yet.
         self.model_id("")
         self._allocate(rows, slots)
 
     def _allocate(self, rows: int, slots: int) -> None:
         """Facts about a node: CPU and memory free, whether it is there, untouched cards, the make of its cards (an
-        index into `models`), and the policy its label asks for in the choice of cards (an index into `policies`).
+        index into `models`), the policy its label asks for in the choice of cards (an index into `policies`), and the
+        most memory, compute and clients that any of its cards has free.
         """
         self.slots = slots
         self._capacity = rows
@@ -89,8 +114,8 @@ class Columns:
         #: Pods on each card.
         self.pods = np.zeros((rows, slots), np.int32)
         #: The facts about a node side by side, so that all of them are read at once; named below.
-        self.node = np.zeros((rows, 6), np.int64)
-        self.cpu_free, self.ram_free, self.alive, self.whole, self.model, self.policy = self.node.T
+        self.node = np.zeros((rows, NODE_FACTS), np.int64)
+        self.cpu_free, self.ram_free, self.alive, self.whole, self.model, self.policy = self.node.T[:6]
         self.cpu_free[:] = self.ram_free[:] = UNUSABLE
 
     def _grow(self, rows: int, slots: int) -> None:
@@ -157,10 +182,36 @@ class Columns:
 
     def write_free(self, row: int, *, cpu: int, ram: int, whole: int) -> None:
         """Write what is free of a node, and note that it changed."""
-        self.cpu_free[row] = cpu
-        self.ram_free[row] = ram
+        self.node[row, :2] = cpu, ram
         self.whole[row] = whole
+        self.node[row, 6:] = [
+            max(free[row].tolist()) for free in (self.memory_free, self.compute_free, self.clients_free)
+        ]
         self._log.append(row)
+        self._plain.pop(row, None)
+
+    def plain(self, row: int) -> PlainNode:
+        """The row as plain numbers, kept until it changes."""
+        known = self._plain.get(row)
+        if known is None:
+            known = self._plain[row] = self._read(row)
+        return known
+
+    def _read(self, row: int) -> PlainNode:
+        cpu, ram, alive, whole, model, policy, *_ = self.node[row].tolist()
+        codes = self.code[row].tolist()
+        memory = self.memory_free[row].tolist()
+        compute = self.compute_free[row].tolist()
+        clients = self.clients_free[row].tolist()
+        cards: list[PlainCard] = []
+        seen: set[tuple[int, int, int, int]] = set()
+        for slot, code in enumerate(codes):
+            if memory[slot] > 0 or compute[slot] > 0 or clients[slot] > 0:
+                figures = (code, memory[slot], compute[slot], clients[slot])
+                if figures not in seen:
+                    seen.add(figures)
+                    cards.append((*figures, slot))
+        return PlainNode(row, cpu, ram, alive, whole, model, policy, cards)
 
     @property
     def version(self) -> int:

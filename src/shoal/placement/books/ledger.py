@@ -169,7 +169,16 @@ class Ledger:
         return self._nodes.get(name)
 
     def node_at(self, row: int) -> NodeBooks:
+        """The node of a row in `columns`; the row of one that is gone keeps its name until another node takes it."""
         return self._rows[row]
+
+    def row_of(self, name: str) -> int | None:
+        """The row in `columns` of the node with that name; None when nothing is known of it.
+
+        It stays while the node is there or a pod holds anything of it; then another node may get it.
+        """
+        node = self._nodes.get(name)
+        return None if node is None else node.row
 
     def nodes(self) -> Iterator[NodeBooks]:
         """The nodes with an inventory, by row."""

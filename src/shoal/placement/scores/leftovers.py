@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from shoal.placement.books.columns import WHOLE, FloatArray
-from shoal.placement.trial import NeedTables, Trial
+from shoal.placement.classes import PodClass
+from shoal.placement.trial import ClassTables, NeedTables, OneScore, Trial
 from shoal.placement.weights import CPU_BOUND
+from shoal.placement.worth.valuation import Valuation
 
 
 class NodeWorth:
@@ -14,6 +16,9 @@ class NodeWorth:
 
     def score(self, trial: Trial) -> FloatArray:
         return trial.worth_after
+
+    def plain(self, tables: ClassTables, valuation: Valuation) -> OneScore:
+        return lambda node, worth_after, cpu_after: worth_after
 
 
 class CardLeft:
@@ -28,5 +33,13 @@ class CpuLeft:
     """The cores left on the node: for pods that take a GPU, and CPU_BOUND times as much for all where CPU runs out."""
 
     def score(self, trial: Trial) -> FloatArray:
-        worth = trial.pod_class.wants_gpu + CPU_BOUND * trial.valuation.demand.cpu_bound
-        return trial.cpu_after.astype(np.float64) * (0.001 * worth)
+        return trial.cpu_after.astype(np.float64) * _cpu_worth(trial.pod_class, trial.valuation)
+
+    def plain(self, tables: ClassTables, valuation: Valuation) -> OneScore:
+        worth = _cpu_worth(tables.pod_class, valuation)
+        return lambda node, worth_after, cpu_after: cpu_after * worth
+
+
+def _cpu_worth(pod_class: PodClass, valuation: Valuation) -> float:
+    """What a thousandth of a core counts."""
+    return 0.001 * (pod_class.wants_gpu + CPU_BOUND * valuation.demand.cpu_bound)

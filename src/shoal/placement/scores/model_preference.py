@@ -8,7 +8,8 @@ import numpy as np
 
 from shoal.model.request import matches_model
 from shoal.placement.books.columns import FloatArray
-from shoal.placement.trial import Trial
+from shoal.placement.trial import ClassTables, OneScore, Trial
+from shoal.placement.worth.valuation import Valuation
 
 
 class ModelPreference:
@@ -21,6 +22,10 @@ class ModelPreference:
         by_model = np.array([self._rank(model) for model in trial.columns.models])
         score: FloatArray = by_model[trial.model]
         return score
+
+    def plain(self, tables: ClassTables, valuation: Valuation) -> OneScore:
+        by_model = [self._rank(model) for model in tables.models]
+        return lambda node, worth_after, cpu_after: by_model[node.model]
 
     def _rank(self, model: str) -> float:
         for i, wanted in enumerate(self._models):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.placement.books.columns import FloatArray
-from shoal.placement.trial import Trial
+from shoal.placement.books.columns import FloatArray, PlainNode
+from shoal.placement.trial import ClassTables, OneScore, Trial
+from shoal.placement.worth.valuation import Valuation
 
 
 class Stranding:
@@ -13,3 +14,10 @@ class Stranding:
         after = trial.valuation.stranding(trial.worth_after, trial.cpu_after)
         after -= trial.valuation.stranded[trial.rows]
         return after
+
+    def plain(self, tables: ClassTables, valuation: Valuation) -> OneScore:
+        def score(node: PlainNode, worth_after: float, cpu_after: int) -> float:
+            before: float = valuation.stranded.item(node.row)
+            return valuation.stranding_at(worth_after, cpu_after) - before
+
+        return score

@@ -46,16 +46,26 @@ class DemandCounter:
         self._clock = 0
 
     def arrive(self, pod: str, pod_class: PodClass) -> None:
-        """A pod is there. Seen again while it waits, it counts once."""
-        if pod in self._counted:
+        """A pod is there. Seen again it counts once, as what it was seen last."""
+        known = self._counted.get(pod)
+        if known is pod_class:
             return
         self._counted[pod] = pod_class
         self.counts[pod_class] = self.counts.get(pod_class, 0) + 1
-        self.arrivals += 1
+        if known is None:
+            self.arrivals += 1
+        else:
+            self._forget(known)
 
     def place(self, pod: str) -> None:
-        self._clock += 1
-        self._placed_at[pod] = self._clock
+        """A pod that is there got its node; said again, nothing changes."""
+        if pod in self._counted and pod not in self._placed_at:
+            self._clock += 1
+            self._placed_at[pod] = self._clock
+
+    def displace(self, pod: str) -> None:
+        """A pod that is there lost its node, and waits."""
+        self._placed_at.pop(pod, None)
 
     def depart(self, pod: str) -> None:
         """A pod left: a placed one is forgotten, a waiting one counts as refused."""

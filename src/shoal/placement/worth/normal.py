@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from array import array
 from typing import Any
 
 import numpy as np
@@ -34,14 +34,25 @@ def loss(t: npt.NDArray[np.floating[Any]]) -> FloatArray:
     return beyond
 
 
-_LOSS_GRID_LIST: list[float] = _LOSS_GRID.tolist()
-_LOSS_LIST: list[float] = _LOSS.tolist()
-_LOSS_SLOPES: list[float] = (np.diff(_LOSS) / np.diff(_LOSS_GRID)).tolist()
+#: For `loss_at`, side by side for each step of the grid: where it begins, the slope, and the loss there.
+_WIDTH = 3
+_SLOPES = np.append(np.diff(_LOSS) / np.diff(_LOSS_GRID), 0.0)
+_STEP = array("d", np.stack([_LOSS_GRID, _SLOPES, _LOSS], axis=1).tobytes())
+_FIRST_NEAR = _WIDTH * len(_FAR)
+_PER_UNIT = _STEPS / _REACH
 
 
 def loss_at(t: float) -> float:
     """`loss` of one number: the same arithmetic, to the last bit."""
     if t >= _REACH:
-        return _LOSS_LIST[-1]
-    i = bisect_right(_LOSS_GRID_LIST, t) - 1
-    return _LOSS_SLOPES[i] * (t - _LOSS_GRID_LIST[i]) + _LOSS_LIST[i]
+        return _STEP[-1]
+    if t >= -_REACH:
+        i = _FIRST_NEAR + _WIDTH * int((t + _REACH) * _PER_UNIT)
+        if _STEP[i] > t:
+            i -= _WIDTH
+        elif _STEP[i + _WIDTH] <= t:
+            i += _WIDTH
+    else:
+        t = max(t, _FAR[0])
+        i = _WIDTH * (t >= _FAR[1])
+    return _STEP[i + 1] * (t - _STEP[i]) + _STEP[i + 2]

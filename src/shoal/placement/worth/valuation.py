@@ -67,7 +67,10 @@ class Valuation:
         self._block_cpu = np.maximum(blocks.cpu, 1).astype(np.float64)[:, None]
         #: A class that asks for no CPU is limited by cards alone.
         self._block_without_cpu = np.where(blocks.cpu == 0, np.inf, 0.0)[:, None]
-        self._blocks: list[list[float]] = [[0.0] * len(blocks.models)] * size
+        #: What a node holds that has too few untouched cards for any block: one list for all of them.
+        self._no_blocks = [0.0] * len(blocks.models)
+        self._least_block = int(blocks.gpus.min()) if len(blocks.gpus) else 0
+        self._blocks: list[list[float]] = [self._no_blocks] * size
         self._block_sum = [0.0] * len(blocks.models)
         if columns.rows:
             self._update(rows)
@@ -97,7 +100,7 @@ class Valuation:
         return False
 
     def _update(self, rows: Rows) -> None:
-        cpu, _, _, whole, model, _ = self._columns.node.take(rows, axis=0).T
+        cpu, _, _, whole, model, *_ = self._columns.node.take(rows, axis=0).T
         worth = np.add.reduce(self.code_worth.take(self._columns.code.take(rows, axis=0)), axis=1)
         stranded = self.stranding(worth, cpu)
         usable = ((worth - stranded) / _UNIT).astype(np.int64)
@@ -110,8 +113,9 @@ class Valuation:
             before = np.array([self._blocks[row] for row in rows.tolist()])
             more = np.add.reduce(held - before, axis=0).tolist()
             self._block_sum = [total + part for total, part in zip(self._block_sum, more, strict=True)]
-            for row, counts in zip(rows.tolist(), held.tolist(), strict=True):
-                self._blocks[row] = counts
+            enough = (whole >= self._least_block).tolist()
+            for row, counts, some in zip(rows.tolist(), held.tolist(), enough, strict=True):
+                self._blocks[row] = counts if some else self._no_blocks
 
     def _count(self, row: int, model: int, usable: int) -> None:
         """Enter a node's usable worth into the sums, and take out what was entered before."""
@@ -122,19 +126,15 @@ class Valuation:
 
     def _update_one(self, row: int) -> None:
         """`_update` for one node, number by number and in the same order."""
-        cpu, _, _, whole, model, _ = self._columns.node[row].tolist()
+        cpu, _, _, whole, model, *_ = self._columns.node[row].tolist()
         worth = float(np.add.reduce(self.code_worth.take(self._columns.code[row])))
-        spread = math.sqrt(worth) * self._spread + _TINY
-        stranded = 0.0
-        if self._needs_cpu:
-            stranded = min(worth, loss_at((cpu * self._gpus_per_cpu - worth) / spread) * spread)
-        usable = int((worth - stranded) / _UNIT)
+        stranded = self.stranding_at(worth, cpu)
         self.worth[row] = worth
         self.stranded[row] = stranded
-        self._count(row, model, usable)
-        if self._block_list:
-            held = self.blocks_of(whole, cpu, model)
-            for i, (now, before) in enumerate(zip(held, self._blocks[row], strict=True)):
+        self._count(row, model, int((worth - stranded) / _UNIT))
+        held, held_before = self.blocks_of(whole, cpu, model), self._blocks[row]
+        if held is not held_before:
+            for i, (now, before) in enumerate(zip(held, held_before, strict=True)):
                 self._block_sum[i] += now - before
             self._blocks[row] = held
 
@@ -157,8 +157,17 @@ class Valuation:
         short *= spread
         return np.minimum(worth, short)
 
+    def stranding_at(self, worth: float, cpu: int) -> float:
+        """`stranding` of one node: the same arithmetic in the same order."""
+        if worth <= 0.0 or not self._needs_cpu:
+            return 0.0
+        spread = math.sqrt(worth) * self._spread + _TINY
+        return min(worth, loss_at((cpu * self._gpus_per_cpu - worth) / spread) * spread)
+
     def blocks_of(self, whole: int, cpu: int, model: int) -> list[float]:
         """`block_count` of one node, for all classes."""
+        if whole < self._least_block or not self._block_list:
+            return self._no_blocks
         cpu = max(cpu, 0)
         return [
             (min(whole // gpus, cpu // needed) if needed else whole // gpus) if models >> model & 1 else 0
@@ -184,10 +193,11 @@ class Valuation:
 
     def keeps_blocks(self, row: int, untouched_used: int, cpu_used: int) -> bool:
         """Whether the node would hold as many blocks for every multi-GPU class with that much less free."""
-        if not self._block_list:
+        held = self._blocks[row]
+        if held is self._no_blocks:
             return True
-        cpu, _, _, whole, model, _ = self._columns.node[row].tolist()
-        return self.blocks_of(whole - untouched_used, cpu - cpu_used, model) == self._blocks[row]
+        cpu, _, _, whole, model, *_ = self._columns.node[row].tolist()
+        return self.blocks_of(whole - untouched_used, cpu - cpu_used, model) == held
 
     def confining(self, models: ModelSet) -> list[int]:
         """The watched sets that pods are confined to and that do not cover all of these models."""

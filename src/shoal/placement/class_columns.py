@@ -1,0 +1,231 @@
+"""One class of pods under one policy, over all nodes: does it fit, what is it worth there, which card would it take.
+
+Kept from decision to decision: only nodes that changed are tried again. What the cluster as a whole makes dear
+(`pressures`) changes with every booking, so it is added when somebody asks, for the nodes that can still win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+
+from shoal.placement import stacking
+from shoal.placement.books.columns import BoolArray, FloatArray, Rows
+from shoal.placement.books.ledger import Ledger
+from shoal.placement.classes import PodClass
+from shoal.placement.policy import CARD_FIT, FILTERS, Policy
+from shoal.placement.single import SingleTrial, single_trial
+from shoal.placement.trial import UNKNOWN_SLOT, CardRules, ClassTables, Score, Trial
+from shoal.placement.weights import SPLIT
+from shoal.placement.worth.pressures import Candidates, Cost
+from shoal.placement.worth.valuation import Valuation
+
+#: Nodes that are looked at first because they won lately.
+_GUESSES = 4
+#: Past this part of all nodes changed, a class is tried on all of them again.
+_MOST = 0.5
+#: Up to this many changed nodes that may fit are tried one by one.
+_FEW = 12
+
+
+class ClassColumns:
+    """One class under one policy, over all nodes."""
+
+    #: What is kept of a node: the sum of scores, what decides among equals, worth lost, untouched cards used up, and
+    #: the slot of the card taken where it is one card and known.
+    SUM, TIES, WORTH_LOST, UNTOUCHED, SLOT = range(5)
+
+    def __init__(
+        self, pod_class: PodClass, policy: Policy, rules: CardRules, ledger: Ledger, valuation: Valuation
+    ) -> None:
+        self._class = pod_class
+        self._policy = policy
+        self._rules = rules
+        self._ledger = ledger
+        self._valuation = valuation
+        self._tables = ClassTables(pod_class, ledger.columns, valuation, policy)
+        self._single = single_trial(self._tables, policy, rules, valuation)
+        size = len(ledger.columns.cpu_free)
+        #: What the node would be worth if nothing were dear: an upper bound, -inf where the pod does not fit.
+        self._bound = np.full(size, -np.inf)
+        self._kept = np.zeros((size, 5))
+        self._kept[:, self.SLOT] = UNKNOWN_SLOT
+        #: Nodes on which the containers fit only apart, and how they would be dealt out.
+        self._apart: dict[int, stacking.Deal] = {}
+        #: Nodes that won lately: likely to be good again, so they tell early which others cannot be.
+        self._winners: list[int] = []
+        self._seen = -1
+        self.nbytes = self._bound.nbytes + self._kept.nbytes
+
+    def catch_up(self) -> None:
+        """Try the nodes that changed."""
+        columns = self._ledger.columns
+        changed = columns.changed_since(self._seen) if self._seen >= 0 else None
+        if changed is None or len(changed) > _MOST * columns.rows:
+            self._try(np.arange(columns.rows))
+        elif changed:
+            self._try_again(np.array(changed))
+        self._seen = columns.version
+
+    def _try_again(self, rows: Rows) -> None:
+        """`_try`, but the nodes that clearly lack something are left out, and few nodes are tried one by one."""
+        if self._policy.filters == FILTERS:
+            self._bound[rows] = -np.inf
+            enough = self._ledger.columns.node.take(rows, axis=0) >= self._tables.least
+            rows = rows[np.logical_and.reduce(enough, axis=1)]
+            if self._single is not None and len(rows) <= _FEW:
+                rows = np.array(self._try_singly(self._single, rows.tolist()), np.intp)
+        if len(rows):
+            self._try(rows)
+
+    def _try_singly(self, single: SingleTrial, rows: list[int]) -> list[int]:
+        """`_try`, node by node; the rows that are left to it."""
+        fitting, found, rest = single.on(map(self._ledger.columns.plain, rows))
+        if fitting:
+            grain = self._policy.grain
+            self._bound[fitting] = [
+                (round(total / grain) * grain if grain else total) + ties for total, ties, _, _, _ in found
+            ]
+            if self._policy.pressures:
+                self._kept[fitting] = found
+        return rest
+
+    def _try(self, rows: Rows) -> None:
+        policy = self._policy
+        trial = Trial(self._tables, rows, self._ledger, self._valuation, self._rules)
+        beside = policy.filters[0].passes(trial)
+        for rule in policy.filters[1:]:
+            beside &= rule.passes(trial)
+        fits = beside & CARD_FIT.passes(trial)
+        if not self._class.splittable and not np.count_nonzero(fits):
+            self._bound[rows] = -np.inf
+            return
+        total = np.where(fits, _weighted(trial.card_score, policy.scores, trial), -np.inf)
+        if self._class.splittable:
+            self._deal_apart(trial, beside & ~fits, total)
+        ties = _weighted(trial.card_tie, policy.ties, trial)
+        self._bound[rows] = self._value(total, ties)
+        if policy.pressures:
+            self._kept[rows] = np.array((total, ties, trial.worth_lost, trial.untouched_used, trial.slot)).T
+
+    def _deal_apart(self, trial: Trial, short: BoolArray, total: FloatArray) -> None:
+        """Where the cards are short of the containers together, these may fit apart; a node that holds them wins."""
+        for i, row in enumerate(trial.rows.tolist()):
+            self._apart.pop(row, None)
+            deal = stacking.spread(self._ledger.node_at(row), self._class) if short[i] else None
+            if deal is not None:
+                self._apart[row] = deal
+                total[i] = SPLIT - len({slot for slots in deal for slot in slots})
+
+    def _value(self, total: FloatArray, ties: FloatArray) -> FloatArray:
+        """The sum of scores in whole grains, then what decides among equals."""
+        if not self._policy.grain:
+            return total + ties
+        value = total / self._policy.grain
+        np.rint(value, out=value)
+        value *= self._policy.grain
+        value += ties
+        return value
+
+    def best(self, rng: Random, among: BoolArray | None, favour: FloatArray | None) -> int | None:
+        """The best node's row, or None when the pod fits nowhere."""
+        bound = self._bound[: self._ledger.columns.rows]
+        if favour is not None:
+            bound = bound + favour
+        if among is not None:
+            bound = np.where(among, bound, -np.inf)
+        if not len(bound):
+            return None
+        first = int(bound.argmax())
+        if bound[first] == -np.inf:
+            return None
+        if self._policy.random or self._policy.rank:
+            return self._other_than_best(bound, favour, rng)
+        if self._spared(first):
+            return first
+        costs = self._costs()
+        if not costs:
+            return first
+        guesses = np.array([first, *self._winners])
+        value = np.maximum.reduce(self._exact(guesses, costs, bound, favour))
+        candidates = np.flatnonzero(bound >= value)
+        winner = first
+        if len(candidates) > 1:
+            winner = int(candidates[self._exact(candidates, costs, bound, favour).argmax()])
+        if winner not in self._winners:
+            self._winners = [winner, *self._winners[: _GUESSES - 1]]
+        return winner
+
+    def worths(self) -> FloatArray:
+        """What every node is worth, pressures included; -inf where the pod does not fit."""
+        worths = self._bound[: self._ledger.columns.rows].copy()
+        costs = self._costs()
+        fitting = np.flatnonzero(worths > -np.inf)
+        if costs and len(fitting):
+            worths[fitting] = self._exact(fitting, costs, worths, None)
+        return worths
+
+    def _costs(self) -> list[tuple[float, Cost]]:
+        """The pressures that cost this class anything at present."""
+        return [
+            (weight, cost)
+            for weight, pressure in self._policy.pressures
+            if (cost := pressure.at_present(self._valuation, self._tables)) is not None
+        ]
+
+    def _spared(self, row: int) -> bool:
+        """No pressure can cost anything on this node, so its bound is its worth."""
+        untouched = int(self._kept[row, self.UNTOUCHED])
+        return all(
+            pressure.spares(self._valuation, self._tables, row, untouched) for _, pressure in self._policy.pressures
+        )
+
+    def _exact(
+        self, rows: Rows, costs: list[tuple[float, Cost]], bound: FloatArray, favour: FloatArray | None
+    ) -> FloatArray:
+        """The worth of these nodes, pressures and favour included; -inf where the bound says the pod may not go."""
+        kept = self._kept.take(rows, axis=0).T
+        cpu, _, _, whole, model, *_ = self._ledger.columns.node.take(rows, axis=0).T
+        nodes = Candidates(
+            model, kept[self.WORTH_LOST], whole, whole - kept[self.UNTOUCHED], cpu, cpu - self._class.cpu
+        )
+        total = kept[self.SUM]
+        for weight, cost in costs:
+            total += weight * cost(nodes)
+        value = self._value(total, kept[self.TIES])
+        if favour is not None:
+            value += favour[rows]
+        return np.where(bound[rows] > -np.inf, value, -np.inf)
+
+    def _other_than_best(self, bound: FloatArray, favour: FloatArray | None, rng: Random) -> int:
+        """Any node that fits, of the most favoured ones; or the one of the policy's rank."""
+        fitting = np.flatnonzero(bound > -np.inf)
+        if self._policy.random:
+            if favour is not None:
+                fitting = fitting[favour[fitting] == favour[fitting].max()]
+            return int(fitting[rng.randrange(len(fitting))])
+        order = fitting[np.argsort(-bound[fitting], kind="stable")]
+        return int(order[min(self._policy.rank, len(order) - 1)])
+
+    def deal(self, row: int, rng: Random) -> stacking.Deal:
+        """The cards each container would get on this node."""
+        apart = self._apart.get(row)
+        if apart is not None:
+            return apart
+        node = self._ledger.node_at(row)
+        if self._class.only_whole or not self._class.needs:
+            return stacking.stacked(node, self._class, ())
+        slot = int(self._kept[row, self.SLOT])
+        if slot != UNKNOWN_SLOT:
+            return stacking.stacked(node, self._class, (slot,))
+        trial = Trial(self._tables, np.array([row]), self._ledger, self._valuation, self._rules, rng)
+        return stacking.stacked(node, self._class, trial.stack(0))
+
+
+def _weighted(start: FloatArray, scores: Sequence[tuple[float, Score]], trial: Trial) -> FloatArray:
+    total = start
+    for weight, score in scores:
+        total = total + weight * score.score(trial)
+    return total
