@@ -16,6 +16,8 @@ class Relay:
         self._flow = asyncio.Event()
         self._flow.set()
         self._blocked = False
+        #: Answers that are still to be lost.
+        self._lost = 0
         self.port = 0
         #: Connections passed on and connections turned away.
         self.passed = 0
@@ -52,6 +54,10 @@ class Relay:
         """Let all connections hold still, those of the moment and those to come."""
         self._flow.clear()
 
+    def lose_answers(self, count: int) -> None:
+        """Let the server get what is sent, and break the connection instead of passing its answer on."""
+        self._lost = count
+
     async def block(self) -> None:
         """Break all connections and turn new ones away, until `unblock`."""
         self._blocked = True
@@ -80,7 +86,7 @@ class Relay:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
         ways = [
             asyncio.create_task(_copy(reader, far_writer, flow)),
-            asyncio.create_task(_copy(far_reader, writer, flow)),
+            asyncio.create_task(self._answer(far_reader, writer, flow)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -89,6 +95,16 @@ class Relay:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
             await _abort(far_writer)
+
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flow: asyncio.Event) -> None:
+        while piece := await reader.read(1 << 16):
+            await flow.wait()
+            if self._lost:
+                self._lost -= 1
+                return
+            writer.write(piece)
+            await writer.drain()
 
 
 async def _abort(writer: asyncio.StreamWriter) -> None:

@@ -167,13 +167,13 @@ def test_an_error_line_is_raised_as_what_it_tells(order: tuple[str, str]) -> Non
 def test_unknown_fields_go_and_known_ones_stay() -> None:
     content = {
         "metadata": {"name": "p", "managedFields": [{"manager": "x"}], "creationTimestamp": None},
-        "spec": {"affinity": {"nodeAffinity": {"a": [1]}}, "volumes": [{"name": "v"}], "nodeName": "n"},
+        "spec": {"affinity": {"nodeAffinity": {"a": [1]}}, "volumes": [{"name": "v", "emptyDir": {}}], "nodeName": "n"},
         "status": {"podIP": "10.0.0.1", "containerStatuses": [{"name": "c", "containerID": "containerd://x"}]},
     }
     slim = codec_of(Pod).one(json.dumps(content).encode(), asked="test")
     assert json.loads(json.dumps(manifest_of(slim))) == {
         "metadata": {"name": "p"},
-        "spec": {"affinity": {"nodeAffinity": {"a": [1]}}, "nodeName": "n"},
+        "spec": {"affinity": {"nodeAffinity": {"a": [1]}}, "volumes": [{"name": "v"}], "nodeName": "n"},
         "status": {"podIP": "10.0.0.1", "containerStatuses": [{"name": "c", "containerID": "containerd://x"}]},
     }
     assert meta_of(slim).name == meta_of({"metadata": {"name": "p"}}).name

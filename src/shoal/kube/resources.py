@@ -17,6 +17,8 @@ from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.node import Namespace, Node
 from shoal.kube.objects.others import ConfigMap, Event, Lease, Secret
 from shoal.kube.objects.pod import Pod
+from shoal.kube.objects.policy import PodDisruptionBudget
+from shoal.kube.objects.storage import PersistentVolume, PersistentVolumeClaim, StorageClass
 
 T_co = TypeVar("T_co", covariant=True)
 #: An object with all its fields, as JSON has them.
@@ -71,8 +73,12 @@ PODS = Resource("", "v1", "pods", "Pod", Pod)
 NODES = Resource("", "v1", "nodes", "Node", Node, namespaced=False)
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", Namespace, namespaced=False)
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap", ConfigMap, whole=True)
+VOLUMES = Resource("", "v1", "persistentvolumes", "PersistentVolume", PersistentVolume, namespaced=False)
+CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", PersistentVolumeClaim)
+STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", StorageClass, namespaced=False)
 SECRETS = Resource("", "v1", "secrets", "Secret", Secret, whole=True)
 EVENTS = Resource("", "v1", "events", "Event", Event, whole=True)
+POD_DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", PodDisruptionBudget)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease", Lease, whole=True)
 
 

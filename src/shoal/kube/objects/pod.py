@@ -25,6 +25,7 @@ class ContainerPort(Base, frozen=True, kw_only=True):
     name: str = ""
     container_port: int = 0
     host_port: int = 0
+    host_ip: str = msgspec.field(default="", name="hostIP")
     protocol: str = ""
 
 
@@ -54,6 +55,24 @@ class SchedulingGate(Base, frozen=True, kw_only=True):
     name: str = ""
 
 
+class ClaimVolume(Base, frozen=True, kw_only=True):
+    """A claim that is mounted."""
+
+    claim_name: str = ""
+
+
+class EphemeralVolume(Base, frozen=True, kw_only=True):
+    """A claim that comes and goes with the pod, named after pod and volume. What it asks for is in the claim."""
+
+
+class Volume(Base, frozen=True, kw_only=True):
+    """A volume of a pod; all sources but claims are left out."""
+
+    name: str = ""
+    persistent_volume_claim: ClaimVolume | None = None
+    ephemeral: EphemeralVolume | None = None
+
+
 class PodSpec(Base, frozen=True, kw_only=True):
     """What the pod asks for. `affinity` and topology constraints stay as they came."""
 
@@ -76,6 +95,7 @@ class PodSpec(Base, frozen=True, kw_only=True):
     topology_spread_constraints: tuple[dict[str, Any], ...] = ()
     tolerations: tuple[Toleration, ...] = ()
     scheduling_gates: tuple[SchedulingGate, ...] = ()
+    volumes: tuple[Volume, ...] = ()
 
 
 class PodCondition(Base, frozen=True, kw_only=True):

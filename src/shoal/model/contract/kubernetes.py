@@ -10,6 +10,9 @@ LABEL_REGION: Final = "topology.kubernetes.io/region"
 LABEL_OLD_ZONE: Final = "failure-domain.beta.kubernetes.io/zone"
 LABEL_OLD_REGION: Final = "failure-domain.beta.kubernetes.io/region"
 
+#: The scheduler of pods that name none.
+DEFAULT_SCHEDULER: Final = "default-scheduler"
+
 #: On a node that is cordoned; tolerating it is tolerating the cordon.
 TAINT_UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 

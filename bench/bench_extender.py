@@ -1,0 +1,189 @@
+"""The extender at 5,000 nodes with 8 cards each: filter and prioritize as kube-scheduler asks them, by node names.
+
+Bytes in, bytes out, without HTTP; then the same filter over HTTP, one request after another on one connection, from a
+process of its own, as kube-scheduler does. Machines are shared, so each case is measured in several rounds and the
+quietest round is reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+import bench.results as results
+from shoal.kube.access.credentials import Access, StoredCredential
+from shoal.kube.client import Client
+from shoal.kube.objects.node import Node
+from shoal.kube.objects.pod import Pod
+from shoal.kube.store import Change, Kind
+from shoal.model.contract import gpushare, shoal
+from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.gpu import Gpu
+from shoal.placement.books.ledger import Ledger
+from shoal.placement.engine import Engine
+from shoal.placement.policies import POLICIES
+from shoal.scheduler.binder import Binder
+from shoal.scheduler.books import Books
+from shoal.scheduler.extender.inspect import inspect
+from shoal.scheduler.extender.server import Address, Extender
+from shoal.scheduler.extender.verbs import Verbs
+from shoal.scheduler.feasibility.cluster import Cluster
+from shoal.scheduler.metrics import LedgerSource, Metrics
+
+NODES = 5_000
+CARDS = 8
+CARD_MIB = 16_384
+ROUNDS = 6
+CALLS = 60
+P99_MS = 5.0
+#: What kube-scheduler sends along in managedFields and the like.
+PADDING = 1_500
+
+
+class Bench:
+    """Books of a whole cluster, every second node full, and the verbs on them."""
+
+    def __init__(self) -> None:
+        self.names = [f"gpu-node-{n:05}.example.internal" for n in range(NODES)]
+        self.books = Books(
+            Engine(Ledger(), POLICIES["fragmentation"]),
+            Cluster(),
+            unit=MemoryUnit.GIB,
+            news=lambda _: None,
+            report=lambda *_: None,
+        )
+        self.metrics = Metrics()
+        self.metrics.registry.add(LedgerSource(self.books.engine.ledger))
+        nobody = Client(Access(server="http://127.0.0.1:1", credentials=StoredCredential()))
+        binder = Binder(nobody, self.books, may_write=lambda: False, now_ns=time.time_ns)
+        self.verbs = Verbs(self.books, binder, plan=lambda pod, nodes: None, metrics=self.metrics, clock=time.monotonic)
+        self._uids = itertools.count()
+        for name in self.names:
+            self.books.on_node(Change(Kind.ADDED, None, node(name)))
+        for name in self.names[::2]:
+            for card in range(CARDS):
+                self.books.on_pod(Change(Kind.ADDED, None, bound(name, card)))
+
+    def body(self, gib: int, names: list[str]) -> bytes:
+        """The request for a new pod."""
+        uid = f"uid-{next(self._uids)}"
+        metadata = {"name": uid, "namespace": "bench", "uid": uid, "annotations": {"padding": "x" * PADDING}}
+        pod = {"metadata": metadata, "spec": spec(gib)}
+        return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}).encode()
+
+
+def spec(gib: int) -> dict[str, object]:
+    limits = {gpushare.RESOURCE_MEMORY: str(gib)}
+    return {"containers": [{"name": "main", "image": "x", "resources": {"limits": limits, "requests": limits}}]}
+
+
+def node(name: str) -> Node:
+    cards = tuple(Gpu(f"GPU-{name}-{index}", index, CARD_MIB, "Bench B16") for index in range(CARDS))
+    amounts = {"cpu": "128", "memory": "1Ti", "pods": "250"}
+    return msgspec.convert(
+        {
+            "metadata": {"name": name, "annotations": {shoal.ANNOTATION_GPUS: shoal.encode_gpus(cards)}},
+            "status": {"capacity": amounts, "allocatable": amounts},
+        },
+        Node,
+    )
+
+
+def bound(name: str, card: int) -> Pod:
+    uid = f"on-{name}-{card}"
+    annotations = {gpushare.NAME_INDEX: str(card), gpushare.NAME_POD: "14"}
+    metadata = {"name": uid, "namespace": "bench", "uid": uid, "annotations": annotations}
+    return msgspec.convert({"metadata": metadata, "spec": {"nodeName": name, **spec(14)}}, Pod)
+
+
+def timed(call: Callable[[bytes], object], bodies: list[bytes]) -> list[list[float]]:
+    """Milliseconds of every call, round by round."""
+    rounds = []
+    for _ in range(ROUNDS):
+        times = []
+        for body in bodies:
+            start = time.perf_counter_ns()
+            call(body)
+            times.append((time.perf_counter_ns() - start) / 1e6)
+        rounds.append(times)
+    return rounds
+
+
+def rows(name: str, rounds: list[list[float]], *, limit: float | None = None) -> list[results.Row]:
+    quietest = min(rounds, key=lambda times: float(np.median(times)))
+    p99 = float(np.percentile(quietest, 99))
+    last = results.Row(f"{name} p99", p99, "ms") if limit is None else results.below(f"{name} p99", p99, "ms", limit)
+    return [results.Row(f"{name} p50", float(np.median(quietest)), "ms"), last]
+
+
+async def over_http(bench: Bench) -> list[list[float]]:
+    extender = Extender(bench.verbs, bench.books, metrics=bench.metrics, not_ready=lambda: "", clock=time.monotonic)
+    async with extender.serve(Address("127.0.0.1", 0)) as port:
+        caller = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "bench.bench_extender", "caller", str(port)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        out, _ = await caller.communicate(bench.body(4, bench.names))
+    times: list[list[float]] = json.loads(out)
+    return times
+
+
+def call(port: int) -> None:
+    """The process that asks: one body, over and over."""
+    body = sys.stdin.buffer.read()
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+
+    def ask(body: bytes) -> None:
+        connection.request("POST", gpushare.PATH_FILTER, body, {"Content-Type": "application/json"})
+        connection.getresponse().read()
+
+    print(json.dumps(timed(ask, [body] * CALLS)))
+
+
+def scrape(bench: Bench) -> tuple[float, float]:
+    """Milliseconds of a whole scrape, and of its longest piece, during which nobody else is answered."""
+    longest = 0.0
+    begin = last = time.perf_counter_ns()
+    for _ in bench.metrics.registry.pieces():
+        now = time.perf_counter_ns()
+        longest, last = max(longest, (now - last) / 1e6), now
+    return (last - begin) / 1e6, longest
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["caller"]:
+        call(int(sys.argv[2]))
+        return
+    bench = Bench()
+    free, full = bench.names[1::2], bench.names[::2]
+    cases: list[tuple[str, Callable[[bytes], object], list[bytes], float | None]] = [
+        ("filter, all fit", bench.verbs.filter, [bench.body(4, free + free) for _ in range(CALLS)], P99_MS),
+        ("filter, half fit", bench.verbs.filter, [bench.body(4, bench.names) for _ in range(CALLS)], P99_MS),
+        ("filter, none fits", bench.verbs.filter, [bench.body(4, full + full) for _ in range(CALLS)], P99_MS),
+        ("prioritize", bench.verbs.prioritize, [bench.body(4, free) for _ in range(CALLS)], None),
+    ]
+    found: list[results.Row] = [results.Row("request", len(cases[0][2][0]) / 1e3, "kB")]
+    for name, verb, bodies, limit in cases:
+        found += rows(f"{name}:", timed(verb, bodies), limit=limit)
+    found += rows("filter over HTTP, half fit:", asyncio.run(over_http(bench)), limit=P99_MS)
+    whole, longest = min(scrape(bench) for _ in range(3))
+    found += [results.Row("scrape of 40,000 cards", whole, "ms"), results.Row("its longest piece", longest, "ms")]
+    start = time.perf_counter_ns()
+    size = sum(map(len, inspect(bench.books)))
+    found.append(
+        results.Row(f"inspect of all nodes ({size / 1e6:.1f} MB)", (time.perf_counter_ns() - start) / 1e6, "ms")
+    )
+    results.report("extender", found)
+
+
+if __name__ == "__main__":
+    main()

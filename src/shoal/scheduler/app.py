@@ -1,0 +1,194 @@
+"""The scheduler's process: what it watches, who leads, and how the parts are joined.
+
+Every replica keeps its picture of the cluster warm and serves health and metrics; only the leader is ready, answers the
+stock scheduler and runs the loop. A replica that loses its lease ends, and is started anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import gc
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from shoal.kube.access.credentials import Access
+from shoal.kube.client import Client
+from shoal.kube.events import Recorder
+from shoal.kube.lease import Election
+from shoal.kube.reflector import Reflector
+from shoal.kube.resources import (
+    CLAIMS,
+    CONFIG_MAPS,
+    NAMESPACES,
+    NODES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    STORAGE_CLASSES,
+    VOLUMES,
+)
+from shoal.model.contract import gpushare, keti
+from shoal.placement.books.ledger import Ledger
+from shoal.placement.engine import Engine
+from shoal.placement.policies import POLICIES
+from shoal.scheduler.binder import Binder
+from shoal.scheduler.books import Books
+from shoal.scheduler.budgets import Budgets
+from shoal.scheduler.claims import Claims
+from shoal.scheduler.clearing import Clearing
+from shoal.scheduler.config import Config
+from shoal.scheduler.extender.server import Address, Extender
+from shoal.scheduler.extender.tls import TlsFiles
+from shoal.scheduler.extender.verbs import Verbs
+from shoal.scheduler.feasibility.cluster import Cluster
+from shoal.scheduler.feasibility.feasibility import Feasibility
+from shoal.scheduler.loop import Loop
+from shoal.scheduler.metrics import LedgerSource, Metrics, WatchSource
+from shoal.scheduler.queue import Wake
+from shoal.scheduler.tell import Teller
+from shoal.scheduler.watches import Policies, Volumes
+
+log = logging.getLogger(__name__)
+
+COMPONENT: Final = "shoal-scheduler"
+
+
+class Scheduler:
+    """All parts of one process on one client."""
+
+    def __init__(self, client: Client, recorder: Recorder, config: Config, *, identity: str) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.election = Election(
+            client, namespace=config.election.namespace, name=config.election.name, identity=identity
+        )
+        self._leads = False
+        self.teller = Teller(
+            client, recorder, now=lambda: datetime.datetime.now(datetime.UTC), may_write=self.may_write
+        )
+        engine = Engine(Ledger(), POLICIES[config.policy])
+        cluster = Cluster()
+        self.books = Books(engine, cluster, unit=config.memory_unit, news=self._on_news, report=self._report)
+        self.binder = Binder(client, self.books, may_write=self.may_write, now_ns=time.time_ns)
+        feasibility = Feasibility(cluster)
+        volumes = Volumes(cluster, news=self._on_news)
+        disruption_budgets = Reflector(client, POD_DISRUPTION_BUDGETS)
+        budgets = Budgets(disruption_budgets.store)
+        claims = Claims(client, cluster, feasibility)
+        clearing = Clearing(
+            self.books,
+            feasibility,
+            client,
+            self.teller,
+            budgets=budgets,
+            may_write=self.may_write,
+            rng=random.Random(),
+        )
+        self.loop = Loop(
+            self.books,
+            feasibility,
+            self.binder,
+            claims,
+            clearing,
+            self.teller,
+            self.metrics,
+            names=config.scheduler_names,
+            cluster=config.cluster_name,
+            binds=config.binds,
+            clock=time.monotonic,
+        )
+        verbs = Verbs(self.books, self.binder, plan=clearing.plan, metrics=self.metrics, clock=time.monotonic)
+        self.extender = Extender(
+            verbs, self.books, metrics=self.metrics, not_ready=self.not_ready, clock=time.monotonic
+        )
+        policies = Policies(engine, namespaces=config.policy_namespaces, news=self._on_news, recorder=recorder)
+        self._reflectors: dict[str, Reflector[Any]] = {
+            # Nodes come first: a pod on a node that is known is understood at once.
+            "nodes": Reflector(client, NODES, consumers=[self.books.on_node]),
+            "pods": Reflector(client, PODS, consumers=[self.books.on_pod, self.loop.on_pod]),
+            "namespaces": Reflector(client, NAMESPACES, consumers=[volumes.on_namespace]),
+            "configmaps": Reflector(
+                client,
+                CONFIG_MAPS,
+                namespace=gpushare.UNHEALTHY_CONFIGMAP_NAMESPACE,
+                consumers=[self.books.on_config_map],
+            ),
+            **{
+                f"configmap {name}": Reflector(
+                    client, CONFIG_MAPS, fields=f"metadata.name={name}", consumers=[policies.on_config_map]
+                )
+                for name in keti.POLICY_CONFIGMAPS
+            },
+            "persistentvolumes": Reflector(client, VOLUMES, consumers=[volumes.on_volume]),
+            "persistentvolumeclaims": Reflector(client, CLAIMS, consumers=[volumes.on_claim, claims.on_claim]),
+            "storageclasses": Reflector(client, STORAGE_CLASSES, consumers=[volumes.on_storage_class]),
+            "poddisruptionbudgets": disruption_budgets,
+        }
+        self.metrics.registry.add(LedgerSource(engine.ledger))
+        self.metrics.registry.add(WatchSource(self._reflectors))
+
+    # Who may do what
+
+    def may_write(self) -> bool:
+        """This process leads, or is the only one."""
+        return self._leads and (not self.config.election.enabled or self.election.leading)
+
+    def not_ready(self) -> str:
+        """Why nothing may be decided now; empty when all is well."""
+        unsynced = [name for name, reflector in self._reflectors.items() if not reflector.synced.is_set()]
+        if unsynced:
+            return f"still reading {', '.join(unsynced)}"
+        if not self.may_write():
+            return f"not the leader: that is {self.election.leader or 'nobody yet'}"
+        return ""
+
+    def _report(self, *told: Any) -> None:
+        # Every replica sees the same; the leader speaks.
+        if self.may_write():
+            self.teller.warn(*told)
+
+    def _on_news(self, news: Wake) -> None:
+        self.loop.on_news(news)
+
+    # Running
+
+    async def run(self, *, serving: Callable[[int], None] = lambda port: None) -> None:
+        """Watch, serve and, when leading, schedule; until cancelled."""
+        config = self.config
+        tls = None if config.tls is None else TlsFiles(config.tls.certificate, config.tls.key, config.tls.client_ca)
+        async with contextlib.AsyncExitStack() as stack:
+            port = await stack.enter_async_context(self.extender.serve(Address(config.host, config.port, tls)))
+            serving(port)
+            for reflector in self._reflectors.values():
+                await stack.enter_async_context(reflector)
+                await reflector.wait_synced()
+            # What the first lists hold stays: the collector need not look at it again.
+            gc.collect()
+            gc.freeze()
+            log.info("knows %d nodes", self.books.nodes())
+            if config.election.enabled:
+                await self.election.run(self._lead)
+            else:
+                await self._lead()
+
+    async def _lead(self) -> None:
+        self._leads = True
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.teller.run(), name="conditions")
+                if self.config.scheduler_names:
+                    group.create_task(self.loop.run(), name="loop")
+        finally:
+            self._leads = False
+
+
+async def run(
+    config: Config, access: Access, *, identity: str, serving: Callable[[int], None] = lambda port: None
+) -> None:
+    """Run the scheduler until cancelled, or until it loses its lease."""
+    async with Client(access) as client, Recorder(client, COMPONENT) as recorder:
+        await Scheduler(client, recorder, config, identity=identity).run(serving=serving)

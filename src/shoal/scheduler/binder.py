@@ -1,0 +1,160 @@
+"""The one write that makes a decision true: a Binding with the node and the annotations of all families.
+
+A refusal is final: the booking is cancelled and the pod can be decided again. When the outcome is open (the connection
+broke, the server failed half way) the same Binding is sent again until there is an answer: a Binding sent earlier may
+still arrive, and must find no other decision. "Conflict" then means that the pod has a node, and the pod itself tells
+which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from shoal.kube.client import Client
+from shoal.kube.errors import (
+    AnswerError,
+    ApiError,
+    ConflictError,
+    KubeError,
+    NotFoundError,
+    TooManyRequestsError,
+    UnauthorizedError,
+    UnavailableError,
+    UnreachableError,
+)
+from shoal.kube.objects.pod import Pod
+from shoal.kube.resources import PODS
+from shoal.kube.store import Change, Kind
+from shoal.model.allocation import Allocation
+from shoal.model.contract import gpushare, keti, shoal
+from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.gpu import NodeGpus
+from shoal.scheduler.books import Books
+
+log = logging.getLogger(__name__)
+
+#: The Binding may or may not have been made.
+_OPEN: Final = (UnreachableError, UnavailableError, AnswerError, TooManyRequestsError, UnauthorizedError)
+_PAUSE: Final = 0.1
+_MAX_PAUSE: Final = 5.0
+
+
+class BindError(Exception):
+    """The pod was not bound; nothing is booked for it any more."""
+
+
+class Binder:
+    """Writes decisions that `Books.place` has booked, and settles the books by the outcome."""
+
+    def __init__(
+        self,
+        client: Client,
+        books: Books,
+        *,
+        may_write: Callable[[], bool],
+        now_ns: Callable[[], int],
+        rng: random.Random | None = None,
+    ) -> None:
+        self._client = client
+        self._books = books
+        self._may_write = may_write
+        self._now_ns = now_ns
+        self._rng = rng or random.Random()
+        self._busy: dict[str, str] = {}
+
+    async def bind(self, pod: Pod, allocation: Allocation) -> None:
+        """Make the decision true. Raises BindError when that is refused."""
+        uid = pod.metadata.uid
+        if uid in self._busy:
+            raise BindError(f"it is being bound to {self._busy[uid]} already")
+        self._busy[uid] = allocation.node
+        try:
+            await self._bind(pod, allocation)
+        finally:
+            del self._busy[uid]
+
+    async def _bind(self, pod: Pod, allocation: Allocation) -> None:
+        uid, node = pod.metadata.uid, allocation.node
+        books = self._books.engine.ledger.node(node)
+        if books is None or books.inventory is None:
+            self._books.cancel(uid)
+            raise BindError(f"node {node} is gone")
+        annotations = annotations_of(
+            pod, allocation, inventory=books.inventory, unit=self._books.unit, now_ns=self._now_ns()
+        )
+        try:
+            await self._write(pod, node, annotations)
+        except ConflictError as error:
+            await self._settle_by_the_pod(pod, node, annotations, error)
+        except ApiError as error:
+            self._books.cancel(uid)
+            raise BindError(error.message or str(error)) from error
+        else:
+            self._books.settle(uid)
+
+    async def _write(self, pod: Pod, node: str, annotations: Mapping[str, str]) -> None:
+        """Send the Binding until there is an answer."""
+        failures = 0
+        while True:
+            if not self._may_write():
+                # Whoever leads now decides. What was sent stays booked here until the process ends.
+                raise asyncio.CancelledError("no longer the leader")
+            try:
+                await self._client.bind(pod, node, annotations=annotations)
+                return
+            except _OPEN as error:
+                failures += 1
+                log.warning("binding %s/%s: %s", pod.metadata.namespace, pod.metadata.name, error)
+                await self._pause(failures)
+
+    async def _settle_by_the_pod(
+        self, pod: Pod, node: str, annotations: Mapping[str, str], conflict: ConflictError
+    ) -> None:
+        """After a conflict: the pod has a node, is another one of its name, or is gone."""
+        meta = pod.metadata
+        failures = 0
+        while True:
+            try:
+                now = await self._client.get(PODS, meta.name, namespace=meta.namespace)
+                break
+            except NotFoundError:
+                self._books.cancel(meta.uid)
+                raise BindError("the pod is gone") from None
+            except KubeError as error:
+                failures += 1
+                log.warning("reading %s/%s: %s", meta.namespace, meta.name, error)
+                await self._pause(failures)
+        if now.metadata.uid == meta.uid and now.spec.node_name:
+            # The watch may be behind this; both lead to the same booking.
+            self._books.on_pod(Change(Kind.MODIFIED, pod, now))
+            if now.spec.node_name == node and annotations.items() <= now.metadata.annotations.items():
+                return
+        self._books.cancel(meta.uid)
+        raise BindError(conflict.message) from conflict
+
+    async def _pause(self, failures: int) -> None:
+        longest = min(_MAX_PAUSE, _PAUSE * 2 ** min(failures, 10))
+        await asyncio.sleep(longest * self._rng.uniform(0.5, 1.0))
+
+
+def annotations_of(
+    pod: Pod, allocation: Allocation, *, inventory: NodeGpus, unit: MemoryUnit, now_ns: int
+) -> dict[str, str]:
+    """The decision in the words of all families; none for a pod without GPUs."""
+    if not allocation.containers:
+        return {}
+    return {
+        **gpushare.encode(
+            allocation,
+            container_names=[container.name for container in pod.spec.containers],
+            node=inventory,
+            unit=unit,
+            assume_time_ns=now_ns,
+        ),
+        **keti.encode(allocation),
+        shoal.ANNOTATION_ALLOCATION: shoal.encode_allocation(allocation),
+    }

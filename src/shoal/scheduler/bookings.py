@@ -1,0 +1,104 @@
+"""What a bound pod holds, from what it carries: the booking that the ledger keeps for it.
+
+The decision in the pod's annotations counts, whoever made it. A pod that holds cards and carries no decision that can
+be read is given cards the engine would choose on its node, or, when none are free, the emptiest ones: too much booked
+in one place is better than a card that looks free and is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from shoal.kube.objects.pod import Pod
+from shoal.kube.resources import manifest_of
+from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
+from shoal.model.bound import allocation_of
+from shoal.model.contract import gpushare, keti, shoal
+from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.errors import CodecError
+from shoal.model.gpu import NodeGpus
+from shoal.model.request import Request
+from shoal.placement.books.ledger import Booking, NodeBooks
+
+_ANNOTATIONS = (
+    shoal.ANNOTATION_ALLOCATION,
+    gpushare.ANNOTATION_ALLOCATION,
+    gpushare.ANNOTATION_COMPUTE,
+    gpushare.NAME_INDEX,
+    keti.ANNOTATION_UUID,
+)
+
+
+class Origin(Enum):
+    """How it is known which cards a pod holds."""
+
+    OWN = "its own record"
+    FOREIGN = "the annotations of another scheduler"
+    GUESSED = "a guess: the pod carries no decision"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a bound pod holds and how that is known; `problem` tells a person what is wrong with the pod's record."""
+
+    booking: Booking
+    origin: Origin
+    problem: str = ""
+
+
+def decision_of(pod: Pod) -> tuple[str | None, ...]:
+    """The annotations that tell which cards a pod has: while these and the node are the same, so is its holding."""
+    annotations = pod.metadata.annotations
+    return tuple(annotations.get(name) for name in _ANNOTATIONS) if annotations else ()
+
+
+def holding_of(
+    pod: Pod,
+    request: Request,
+    *,
+    inventory: NodeGpus | None,
+    unit: MemoryUnit,
+    guess: Callable[[], Allocation],
+) -> Holding:
+    """The holding of a pod bound to a node. `inventory` is None while the node is not known."""
+    node = pod.spec.node_name
+    problem = ""
+    allocation: Allocation | None = None
+    try:
+        allocation = allocation_of(manifest_of(pod), node=inventory or NodeGpus(node), unit=unit)
+    except CodecError as error:
+        problem = str(error)
+    if allocation is None:
+        origin = Origin.GUESSED if request.containers else Origin.FOREIGN
+        allocation = guess() if request.containers else Allocation(node, ())
+    elif pod.metadata.annotations.get(shoal.ANNOTATION_ALLOCATION) is not None:
+        origin = Origin.OWN
+    else:
+        origin = Origin.FOREIGN
+    return Holding(booking(pod, request, allocation), origin, problem)
+
+
+def booking(pod: Pod, request: Request, allocation: Allocation) -> Booking:
+    """The entry in the ledger."""
+    return Booking(pod.metadata.uid, allocation, request.cpu_milli, request.memory_mib)
+
+
+def on_emptiest_cards(node: NodeBooks | None, name: str, request: Request) -> Allocation:
+    """The request on the cards with the most memory free, fit or not. A node without cards has none to give."""
+    cards = [] if node is None else [card.inventory for card in node.slots]
+    used = {} if node is None else {card.inventory.uuid: card.memory_mib for card in node.slots}
+    cards.sort(key=lambda gpu: (used[gpu.uuid] - gpu.memory_mib, gpu.index))
+    return Allocation(
+        name,
+        tuple(
+            ContainerAllocation(
+                container.name,
+                tuple(CardShare(gpu.uuid, gpu.index, container.share) for gpu in cards[: container.gpus]),
+                container.kind,
+                container.memory_limit_mib,
+            )
+            for container in request.containers
+        ),
+    )

@@ -1,0 +1,84 @@
+"""Volumes that wait for their first consumer: what must be written for a pod's claims before the pod is bound.
+
+The claim is told the node (a provisioner makes the volume there), or a volume that exists is promised to the claim; the
+volume controller does the rest, and the pod is bound when its claims are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from shoal.kube.client import Client
+from shoal.kube.errors import ApiError, KubeError
+from shoal.kube.objects.pod import Pod
+from shoal.kube.objects.storage import PersistentVolumeClaim
+from shoal.kube.resources import CLAIMS, VOLUMES
+from shoal.kube.store import Change
+from shoal.model.contract import kubernetes
+from shoal.scheduler.feasibility.cluster import Cluster
+from shoal.scheduler.feasibility.feasibility import Feasibility
+from shoal.scheduler.feasibility.filters.volumes import VolumeDecision
+
+log = logging.getLogger(__name__)
+
+#: As long as kube-scheduler waits.
+_SECONDS: Final = 600.0
+
+
+class ClaimError(Exception):
+    """The claims of a pod could not be made ready for its node."""
+
+
+class Claims:
+    """Writes what claims need, and waits for them."""
+
+    def __init__(self, client: Client, cluster: Cluster, feasibility: Feasibility) -> None:
+        self._client = client
+        self._cluster = cluster
+        self._feasibility = feasibility
+        self._changed = asyncio.Event()
+
+    def on_claim(self, change: Change[PersistentVolumeClaim]) -> None:
+        """A claim changed: somebody may wait for it."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def decisions(self, pod: Pod, node: str) -> list[VolumeDecision]:
+        """What is to be written; nothing for most pods."""
+        return self._feasibility.volume_decisions(pod, node) if pod.spec.volumes else []
+
+    async def make_ready(self, decisions: list[VolumeDecision]) -> None:
+        """Write the decisions and wait until their claims are bound. Raises ClaimError."""
+        try:
+            for decision in decisions:
+                await self._write(decision)
+            async with asyncio.timeout(_SECONDS):
+                for decision in decisions:
+                    await self._wait(decision.claim)
+        except TimeoutError:
+            raise ClaimError(f"its volumes were not bound within {_SECONDS:.0f} s: see their events") from None
+        except KubeError as error:
+            raise ClaimError(error.message if isinstance(error, ApiError) else str(error)) from error
+
+    async def _write(self, decision: VolumeDecision) -> None:
+        """What the server answers goes into the cluster at once: the next pod must not choose the same volume."""
+        if decision.volume is not None:
+            name = decision.volume.metadata.name
+            self._cluster.set_volume(await self._client.patch(VOLUMES, name, decision.patch()))
+            return
+        claim = decision.claim.metadata
+        answer = await self._client.patch(CLAIMS, claim.name, decision.patch(), namespace=claim.namespace)
+        self._cluster.set_claim(answer)
+
+    async def _wait(self, claim: PersistentVolumeClaim) -> None:
+        meta = claim.metadata
+        while True:
+            changed = self._changed
+            now = self._cluster.storage.claims.get((meta.namespace, meta.name))
+            if now is None or now.metadata.uid != meta.uid:
+                raise ClaimError(f"claim {meta.namespace}/{meta.name} is gone")
+            if kubernetes.ANNOTATION_BIND_COMPLETED in now.metadata.annotations and now.spec.volume_name:
+                return
+            await changed.wait()

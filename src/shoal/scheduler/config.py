@@ -1,0 +1,101 @@
+"""Settings of the scheduler: a YAML file, then flags, which win. Every value is checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import yaml
+
+from shoal.model.contract import gpushare, keti
+from shoal.model.contract.gpushare import MemoryUnit
+from shoal.placement.policies import POLICIES
+
+_Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+
+_MAX_FILE: Final = 1 << 20
+
+
+class ConfigError(Exception):
+    """A setting that cannot be used; the message names it and the fix."""
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """A part of the file; an unknown key is an error."""
+
+
+class Tls(_Section, frozen=True, kw_only=True):
+    """Certificate and key of the extender; with `client_ca`, callers must show a certificate signed by it."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+class Election(_Section, frozen=True, kw_only=True):
+    """The Lease by which one of several replicas leads. Off: this process is the only one."""
+
+    enabled: bool = True
+    namespace: _Name = gpushare.EXTENDER_NAMESPACE
+    name: _Name = "shoal-scheduler"
+
+
+class Config(_Section, frozen=True, kw_only=True):
+    """All settings."""
+
+    #: Pods that name one of these are placed by the standalone loop; none switches the loop off.
+    scheduler_names: tuple[str, ...] = (keti.SCHEDULER_NAME,)
+    #: What this cluster is called. Set, pods whose annotation names another cluster are left alone here.
+    cluster_name: str = ""
+    #: Where the extender, health and metrics answer. Port 0 takes a free one.
+    host: str = "0.0.0.0"
+    port: _Port = gpushare.PORT_DEFAULT
+    tls: Tls | None = None
+    memory_unit: MemoryUnit = MemoryUnit.GIB
+    policy: str = "fragmentation"
+    #: Where KETI's policy ConfigMap counts, the first before the others. Who may write one there decides for all.
+    policy_namespaces: tuple[_Name, ...] = (keti.NAMESPACE, gpushare.EXTENDER_NAMESPACE)
+    election: Election = Election()
+    #: How long a gang may be incomplete before its pods are told.
+    gang_seconds: _Seconds = 300.0
+    #: Bindings on their way at one time.
+    binds: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 64
+    #: Events written per second; the others wait, and are dropped when too many do.
+    events_per_second: _Seconds = 50.0
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"no policy {self.policy!r}: choose one of {', '.join(sorted(POLICIES))}")
+
+
+def load(path: Path | None, overrides: Mapping[str, object], *, leader_elect: bool | None = None) -> Config:
+    """The settings of a file, or the defaults, with what the command line says instead."""
+    document: object = {} if path is None else _read(path)
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} holds a {type(document).__name__}: write settings as key: value")
+    merged = {**document, **overrides}
+    where = "the settings" if path is None else str(path)
+    try:
+        config = msgspec.convert(merged, Config, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}: see `shoal scheduler --help` for what each setting takes") from error
+    if leader_elect is None:
+        return config
+    return msgspec.structs.replace(config, election=msgspec.structs.replace(config.election, enabled=leader_elect))
+
+
+def _read(path: Path) -> object:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}: give the path of the settings file") from error
+    if len(text) > _MAX_FILE:
+        raise ConfigError(f"{path} has {len(text)} bytes, more than {_MAX_FILE}: is it the settings file?")
+    try:
+        return yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is no YAML: {error}") from error

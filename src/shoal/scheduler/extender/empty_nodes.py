@@ -1,0 +1,74 @@
+"""Could a node take a pod if all its cards were empty? If not, no preemption helps there.
+
+Asked for thousands of nodes at a time, of which most have the same cards: each set of cards is tried once per class.
+Cards that are unhealthy or cut into partitions count as usable, so a yes may still turn out wrong; a no never does.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from shoal.model.gpu import Gpu
+from shoal.placement.books.columns import SHARES, BoolArray, Rows
+from shoal.placement.books.ledger import CardBooks, Ledger, NodeBooks
+from shoal.placement.classes import PodClass
+from shoal.placement.policy import CARD_FIT
+
+#: Classes, and sets of cards of each, that are remembered.
+_CLASSES: Final = 1_000
+_SETS: Final = 1_000
+_MAX_KEY: Final = 2**62
+
+#: How many makes of cards there were, and a node's cards as digits to that base.
+_Key = tuple[int, int]
+
+
+class EmptyNodes:
+    """Remembers the answers."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._known: dict[PodClass, dict[_Key, bool]] = {}
+
+    def refuse(self, pod_class: PodClass, rows: Rows) -> BoolArray:
+        """For each of these nodes, whether it could not take the pod even if nobody else were there."""
+        columns, selector = self._ledger.columns, pod_class.selector
+        base = len(columns.kinds)
+        if selector.uuids or selector.not_uuids or base**columns.slots > _MAX_KEY:
+            return np.zeros(len(rows), np.bool_)  # cards of one make are not alike then, or sets too many to tell apart
+        # The makes of a node's cards, slot by slot, as the digits of one number.
+        keys = columns.code[rows] // SHARES @ base ** np.arange(columns.slots, dtype=np.int64)
+        sets, places = np.unique(keys, return_inverse=True)
+        known = self._answers(pod_class)
+        answers = [self._answer(known, pod_class, (base, key)) for key in sets.tolist()]
+        return np.array(answers, np.bool_)[places]
+
+    def _answer(self, known: dict[_Key, bool], pod_class: PodClass, key: _Key) -> bool:
+        answer = known.get(key)
+        if answer is None:
+            if len(known) >= _SETS:
+                known.clear()
+            answer = known[key] = CARD_FIT.refusal(self._node(key), pod_class) is not None
+        return answer
+
+    def _answers(self, pod_class: PodClass) -> dict[_Key, bool]:
+        known = self._known.pop(pod_class, None)
+        if known is None:
+            known = {}
+            if len(self._known) >= _CLASSES:
+                del self._known[next(iter(self._known))]
+        self._known[pod_class] = known
+        return known
+
+    def _node(self, key: _Key) -> NodeBooks:
+        base, rest = key
+        cards: list[CardBooks] = []
+        while rest:
+            rest, digit = divmod(rest, base)
+            if digit:
+                kind, slot = self._ledger.columns.kinds[digit], len(cards)
+                gpu = Gpu(str(slot), slot, kind.memory_mib, kind.model, mps_clients=kind.mps_clients)
+                cards.append(CardBooks(gpu, slot))
+        return NodeBooks("", 0, slots=cards)

@@ -1,0 +1,151 @@
+"""The verb filter: which of the nodes can take the pod, and for the others why not.
+
+kube-scheduler makes one message of all distinct reasons and writes it to the pod. So the words are the same for all
+nodes that are short of the same thing, and only the first few are told card by card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import compress, repeat
+from typing import Final
+
+import numpy as np
+
+from shoal.model.contract import gpushare
+from shoal.model.errors import RequestError
+from shoal.model.request import Request
+from shoal.placement.books.columns import BoolArray, Rows
+from shoal.placement.books.ledger import NodeBooks
+from shoal.placement.classes import PodClass
+from shoal.placement.errors import PolicyError
+from shoal.scheduler.books import Books
+from shoal.scheduler.extender.empty_nodes import EmptyNodes
+from shoal.scheduler.extender.holds import Holds
+from shoal.scheduler.extender.wire import ExtenderArgs, Filtered
+from shoal.scheduler.metrics import Metrics
+from shoal.scheduler.preemption import EngineFit
+from shoal.scheduler.words import node_refusal, shortage
+
+#: Nodes that are told card by card, and the longest that is told of one.
+DETAILED: Final = 8
+MAX_DETAIL: Final = 300
+
+UNKNOWN_NODE: Final = "The node is not known to the GPU scheduler yet"
+BESIDE_CARDS: Final = "Insufficient cpu or memory beside the GPUs"
+BAD_REQUEST: Final = "bad request"
+
+
+class Filter:
+    """Filters nodes by their cards."""
+
+    def __init__(self, books: Books, holds: Holds, *, metrics: Metrics) -> None:
+        self._books = books
+        self._holds = holds
+        self._metrics = metrics
+        self._empty = EmptyNodes(books.engine.ledger)
+
+    def __call__(self, args: ExtenderArgs) -> Filtered:
+        """The answer. When one node is left the pod's cards are held there: kube-scheduler takes it without scoring."""
+        uid, names = args.pod.metadata.uid, args.names
+        try:
+            request = self._books.request(args.pod)
+            if not request.containers:
+                return Filtered([True] * len(names))
+            self._holds.release(uid)
+            booked = self._books.engine.ledger.booking(uid)
+            if booked is not None:
+                return Filtered(error=f"the pod is being bound to {booked.node} already")
+            rows, fits = self._fitting(request, names)
+        except (RequestError, PolicyError) as error:
+            self._metrics.refusals.inc(BAD_REQUEST, by=len(names))
+            return Filtered(unresolvable=dict.fromkeys(names, str(error)))
+        count = int(np.count_nonzero(fits))
+        if not count and self._waits_for_holds(request, rows):
+            return Filtered(error="all cards that fit are held for pods that are being bound: the pod is tried again")
+        if not count:
+            self._books.wait(args.pod)
+        elif count == 1:
+            self._holds.place(args.pod, node=names[int(fits.argmax())])
+        passed = fits.tolist()
+        if count == len(names):
+            return Filtered(passed)
+        refused = list(compress(names, (~fits).tolist()))
+        pod_class = self._books.engine.class_of(request)
+        return Filtered(passed, *self._reasons(pod_class, refused, rows[~fits], last=not count))
+
+    def _fitting(self, request: Request, names: Sequence[str]) -> tuple[Rows, BoolArray]:
+        """The nodes' rows, and whether each can take the request. One row too many stands for nodes nobody knows."""
+        worths = self._books.engine.worths(request)
+        rows = rows_of(self._books, names)
+        fits: BoolArray = np.append(worths, -np.inf)[rows] > -np.inf
+        return rows, fits
+
+    def _reasons(
+        self, pod_class: PodClass, names: Sequence[str], rows: Rows, *, last: bool
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Why the pod cannot go to these nodes: where preemption might help, and where it cannot.
+
+        Nobody reads the reasons while another node is left. Only the `last` ones are worth the details.
+        """
+        columns = self._books.engine.ledger.columns
+        known = rows < columns.rows
+        bare = np.zeros(len(rows), np.bool_)
+        bare[known] = columns.code[rows[known]].max(axis=1) == 0
+        hopeless = np.zeros(len(rows), np.bool_)
+        carded = known & ~bare
+        if last:
+            hopeless[carded] = self._empty.refuse(pod_class, rows[carded])
+        short = shortage(pod_class)
+        failed = {
+            **self._told(names, carded & ~hopeless, short),
+            **self._told(names, ~known, UNKNOWN_NODE),
+        }
+        unresolvable = {
+            **self._told(names, hopeless, short),
+            **self._told(names, bare, gpushare.REASON_NOT_SHARED),
+        }
+        if last:
+            for name, row in zip(names[:DETAILED], rows[:DETAILED].tolist(), strict=True):
+                if row < columns.rows:
+                    told = failed if name in failed else unresolvable
+                    told[name] = _detail(short, self._books.engine.ledger.node_at(row), pod_class)
+        return failed, unresolvable
+
+    def _told(self, names: Iterable[str], which: BoolArray, reason: str) -> dict[str, str]:
+        told = dict.fromkeys(compress(names, which.tolist()), reason)
+        if told:
+            self._metrics.refusals.inc(reason, by=len(told))
+        return told
+
+    def _waits_for_holds(self, request: Request, rows: Rows) -> bool:
+        """Whether the pod would fit but for cards that are only held.
+
+        Then nothing may be concluded from the refusal: no pod be preempted, and none be left waiting for an event that
+        a hold which just ends does not make. kube-scheduler tries a pod again by itself after an error.
+        """
+        ledger = self._books.engine.ledger
+        asked = np.zeros(ledger.columns.rows + 1, np.bool_)
+        asked[rows] = True
+        held_on: dict[str, set[str]] = {}
+        for uid in self._holds.uids():
+            booking = ledger.booking(uid)
+            row = None if booking is None else self._books.rows.get(booking.node)
+            if booking is not None and row is not None and asked[row]:
+                held_on.setdefault(booking.node, set()).add(uid)
+        fits = EngineFit(ledger, self._books.engine.class_of(request))
+        return any(fits(node, frozenset(uids)) for node, uids in held_on.items())
+
+
+def rows_of(books: Books, names: Sequence[str]) -> Rows:
+    """The rows of nodes; the one after the last for a node nobody knows."""
+    unknown = books.engine.ledger.columns.rows
+    return np.fromiter(map(books.rows.get, names, repeat(unknown)), np.intp, len(names))
+
+
+def _detail(short: str, node: NodeBooks, pod_class: PodClass) -> str:
+    if not node.slots:
+        return gpushare.not_shared_reason(node.name)
+    detail = node_refusal(node, pod_class)
+    text = f"{short}: {detail}" if detail else f"{BESIDE_CARDS}: {node.name}"
+    return text if len(text) <= MAX_DETAIL else text[: MAX_DETAIL - 1] + "…"

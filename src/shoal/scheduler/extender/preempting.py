@@ -1,0 +1,48 @@
+"""The verb preempt: who must give way, knowing cards.
+
+kube-scheduler has chosen victims by node totals; they may free the wrong cards. So on each of its nodes they are chosen
+anew, by its own rules and as few as it takes, with cards known. A node where nobody's leaving helps is left out. Nodes
+that kube-scheduler did not offer are not added: it offers only such as its own filters refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from shoal.kube.objects.pod import Pod
+from shoal.model.errors import RequestError
+from shoal.placement.errors import PolicyError
+from shoal.scheduler.books import Books
+from shoal.scheduler.extender.wire import PreemptionArgs, Victims
+from shoal.scheduler.preemption import OnNode, Plan
+
+#: Who would have to go from one of the nodes so that the pod fits there.
+Planning = Callable[[Pod, Iterable[str]], Plan | None]
+
+
+class Preempt:
+    """Chooses victims on the nodes that kube-scheduler offers."""
+
+    def __init__(self, books: Books, *, plan: Planning) -> None:
+        self._books = books
+        self._plan = plan
+
+    def __call__(self, args: PreemptionArgs) -> Mapping[str, Victims]:
+        """The nodes that remain, each with the pods that must go."""
+        try:
+            request = self._books.request(args.pod)
+            if not request.containers:
+                return args.victims
+            plans = {node: self._plan(args.pod, [node]) for node in args.victims}
+        except (RequestError, PolicyError):
+            return {}
+        return {
+            node: Victims(tuple(victim.uid for victim in plan.victims), plan.violations)
+            for node, plan in plans.items()
+            if plan is not None and self._is_there(node, plan.victims)
+        }
+
+    def _is_there(self, node: str, victims: Iterable[OnNode]) -> bool:
+        """kube-scheduler takes an answer with no victim, or one that is not bound to the node, for an error."""
+        pods = [self._books.pod(victim.uid) for victim in victims]
+        return bool(pods) and all(pod is not None and pod.spec.node_name == node for pod in pods)

@@ -1,0 +1,91 @@
+"""The extender's verbs, bytes in and bytes out: what a request says, what the scheduler answers. No HTTP here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from shoal.scheduler.binder import Binder
+from shoal.scheduler.books import Books
+from shoal.scheduler.extender import wire
+from shoal.scheduler.extender.binding import EXTENDER, Bind
+from shoal.scheduler.extender.filtering import Filter
+from shoal.scheduler.extender.holds import SECONDS, Holds
+from shoal.scheduler.extender.preempting import Planning, Preempt
+from shoal.scheduler.extender.scoring import Prioritize
+from shoal.scheduler.extender.wire import Filtered, WireError
+from shoal.scheduler.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+_FITTING: Final = "fits"
+_REFUSED: Final = "refused"
+_ERROR: Final = "error"
+
+
+class Verbs:
+    """Answers kube-scheduler on the scheduler's books."""
+
+    def __init__(
+        self,
+        books: Books,
+        binder: Binder,
+        *,
+        plan: Planning,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        hold_seconds: float = SECONDS,
+    ) -> None:
+        self.holds = Holds(books, clock=clock, metrics=metrics, seconds=hold_seconds)
+        self._metrics = metrics
+        self._clock = clock
+        self._filter = Filter(books, self.holds, metrics=metrics)
+        self._prioritize = Prioritize(books, self.holds)
+        self._preempt = Preempt(books, plan=plan)
+        self._bind = Bind(books, binder, self.holds, metrics=metrics, clock=clock)
+
+    def filter(self, body: bytes) -> bytes:
+        """Which nodes can take the pod. A request that cannot be read is answered with an error in words."""
+        self.holds.expire()
+        started = self._clock()
+        try:
+            args = wire.read_args(body)
+        except WireError as error:
+            self._metrics.decisions.inc(EXTENDER, _ERROR)
+            return wire.filter_answer(Filtered(error=str(error)))
+        filtered = self._filter(args)
+        answer = wire.filter_answer(filtered, args)
+        outcome = _ERROR if filtered.error else _FITTING if any(filtered.passed) else _REFUSED
+        self._metrics.decisions.inc(EXTENDER, outcome)
+        self._metrics.decision_seconds.observe(self._clock() - started, EXTENDER)
+        if outcome != _FITTING:
+            meta = args.pod.metadata
+            why = filtered.error or next(iter((*filtered.failed.values(), *filtered.unresolvable.values())), "no nodes")
+            log.info("%s/%s: none of %d nodes: %s", meta.namespace, meta.name, len(args.names), why)
+        return answer
+
+    def prioritize(self, body: bytes) -> bytes:
+        """How good each node is. Raises WireError."""
+        self.holds.expire()
+        args = wire.read_args(body)
+        return wire.prioritize_answer(args.names, self._prioritize(args))
+
+    def preempt(self, body: bytes) -> bytes:
+        """The nodes on which these pods must give way. Raises WireError."""
+        self.holds.expire()
+        return wire.preempt_answer(self._preempt(wire.read_preemption(body)))
+
+    async def bind(self, body: bytes) -> bytes:
+        """Bind the pod; what went wrong is in the answer."""
+        self.holds.expire()
+        try:
+            args = wire.read_binding(body)
+        except WireError as error:
+            return wire.bind_answer(str(error))
+        problem = await self._bind(args)
+        if problem:
+            log.warning("%s/%s: not bound to %s: %s", args.namespace, args.name, args.node, problem)
+        else:
+            log.info("%s/%s: bound to %s", args.namespace, args.name, args.node)
+        return wire.bind_answer(problem)

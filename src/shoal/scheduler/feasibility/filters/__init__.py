@@ -1,0 +1,1 @@
+"""The filters and preferences, each over all rows at once."""

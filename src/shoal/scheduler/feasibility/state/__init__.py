@@ -1,0 +1,1 @@
+"""Nodes, pods and volumes by row, kept by change."""

@@ -1,0 +1,355 @@
+"""The standalone scheduler: takes pods off the queue one by one, decides, and has the decisions written.
+
+A decision takes well under a millisecond and happens on the event loop; Bindings are on their way side by side, up to a
+bound. A pod that fits nowhere is diagnosed once per class and state of the cluster, may clear a node of less important
+pods, and is parked until something happens that could help. Pods of a gang are decided together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from shoal.kube.objects.pod import Pod
+from shoal.kube.store import Change, Kind
+from shoal.model.allocation import Allocation
+from shoal.model.contract import keti
+from shoal.model.contract.groups import PodGroup, decode_group
+from shoal.model.errors import CodecError, RequestError, shown
+from shoal.placement.errors import PolicyError
+from shoal.scheduler.binder import Binder, BindError
+from shoal.scheduler.books import Books
+from shoal.scheduler.claims import ClaimError, Claims
+from shoal.scheduler.clearing import Clearing
+from shoal.scheduler.feasibility.feasibility import Feasibility, Verdict
+from shoal.scheduler.gangs import Gang, Gangs
+from shoal.scheduler.metrics import Metrics
+from shoal.scheduler.queue import Queue, Waiting, Wake
+from shoal.scheduler.requests import placement_key
+from shoal.scheduler.tell import Teller
+from shoal.scheduler.words import Diagnosis, diagnose
+
+log = logging.getLogger(__name__)
+
+#: Who decides, in the metrics.
+BY: Final = "loop"
+#: Decisions between two looks at the network.
+_TURNS: Final = 8
+#: Classes whose diagnosis is kept.
+_DIAGNOSES: Final = 1000
+_REASON_ERROR: Final = "SchedulerError"
+
+
+class Loop:
+    """Pods that name this scheduler, from the queue to their nodes."""
+
+    def __init__(
+        self,
+        books: Books,
+        feasibility: Feasibility,
+        binder: Binder,
+        claims: Claims,
+        clearing: Clearing,
+        teller: Teller,
+        metrics: Metrics,
+        *,
+        names: Collection[str],
+        cluster: str,
+        binds: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.queue = Queue()
+        self.gangs = Gangs()
+        self._books = books
+        self._feasibility = feasibility
+        self._binder = binder
+        self._claims = claims
+        self._clearing = clearing
+        self._teller = teller
+        self._metrics = metrics
+        self._names = frozenset(names)
+        self._cluster = cluster
+        self._binds = binds
+        self._clock = clock
+        self._news = Wake(0)
+        self._stir = asyncio.Event()
+        self._binding: set[asyncio.Task[None]] = set()
+        self._diagnoses: dict[object, tuple[tuple[int, int], Diagnosis]] = {}
+
+    # What the watch brings
+
+    def on_pod(self, change: Change[Pod]) -> None:
+        """Keep the queue: pods of this scheduler that wait for a node."""
+        pod = change.object
+        uid = pod.metadata.uid
+        gone = change.kind is Kind.DELETED or pod.status.phase == "Failed"
+        group = None if gone else _group(pod)
+        now = self._clock()
+        if gone or not self._is_ours(pod):
+            if uid in self.queue:
+                self.queue.remove(uid)
+                self._teller.forget(uid)
+            self._clearing.forget(uid)
+            if group is not None and pod.spec.node_name:
+                self.gangs.bound(uid, pod.metadata.namespace, group, now)
+            else:
+                self.gangs.remove(uid, now)
+            return
+        self._join(pod, group, now)
+        self.queue.add(self._waiting(pod, group), now)
+        self._stir.set()
+
+    def _join(self, pod: Pod, group: PodGroup | None, now: float) -> None:
+        """Count the pod in its gang: as one with a place while its Binding is on the way."""
+        uid, namespace = pod.metadata.uid, pod.metadata.namespace
+        if group is None or pod.spec.scheduling_gates:
+            self.gangs.remove(uid, now)
+            return
+        before = self.gangs.of(uid)
+        if self._books.engine.ledger.booking(uid) is not None:
+            self.gangs.bound(uid, namespace, group, now)
+        else:
+            self.gangs.wait(uid, namespace, group, now)
+        if self.gangs.of(uid) != before:
+            self.on_news(Wake.GANG)
+
+    def on_news(self, news: Wake) -> None:
+        """Something happened that may help pods that wait."""
+        self._news |= news
+        self._stir.set()
+
+    def _is_ours(self, pod: Pod) -> bool:
+        return (
+            pod.spec.scheduler_name in self._names
+            and not pod.spec.node_name
+            and pod.metadata.deletion_timestamp is None
+            and pod.status.phase in ("", "Pending")
+        )
+
+    def _waiting(self, pod: Pod, group: PodGroup | None) -> Waiting:
+        meta = pod.metadata
+        return Waiting(
+            uid=meta.uid,
+            namespace=meta.namespace,
+            name=meta.name,
+            priority=(pod.spec.priority or 0, keti.priority(meta.annotations.get(keti.ANNOTATION_PRIORITY))),
+            template=placement_key(pod),
+            gang=None if group is None else (meta.namespace, group.name),
+            gated=bool(pod.spec.scheduling_gates),
+        )
+
+    # The loop
+
+    async def run(self) -> None:
+        """Schedule until cancelled."""
+        try:
+            await self._run()
+        finally:
+            for task in self._binding:
+                task.cancel()
+            await asyncio.gather(*self._binding, return_exceptions=True)
+
+    async def _run(self) -> None:
+        turns = 0
+        while True:
+            now = self._clock()
+            if self._news:
+                news, self._news = self._news, Wake(0)
+                self.queue.wake(news, now)
+            for late in self.gangs.late(now):
+                self._tell_all(late.pods, late.message)
+            waiting = self.queue.pop(now)
+            if waiting is None:
+                await self._rest(now)
+                continue
+            self._try(waiting)
+            self._metrics.decision_seconds.observe(self._clock() - now, BY)
+            turns += 1
+            if len(self._binding) >= self._binds:
+                await asyncio.wait(self._binding, return_when=asyncio.FIRST_COMPLETED)
+            elif turns % _TURNS == 0:
+                await asyncio.sleep(0)
+
+    async def _rest(self, now: float) -> None:
+        """Until something happens or a pause ends."""
+        for place, count in self.queue.counts().items():
+            self._metrics.queue.set(count, place.value)
+        self._stir.clear()
+        if self._news:
+            return
+        due = min((time for time in (self.queue.next_time(), self.gangs.next_time()) if time is not None), default=None)
+        try:
+            async with asyncio.timeout(None if due is None else max(0.0, due - now)):
+                await self._stir.wait()
+        except TimeoutError:
+            return
+
+    # One try
+
+    def _try(self, waiting: Waiting) -> None:
+        pod = self._books.pod(waiting.uid)
+        if pod is None:
+            self.queue.remove(waiting.uid)
+            return
+        try:
+            self._check_cluster(pod)
+            decode_group(pod.metadata.labels, pod.metadata.annotations)
+            gang = self.gangs.of(waiting.uid)
+            if gang is None or gang.stands:
+                self._try_alone(waiting, pod)
+            elif gang.missing:
+                self._park_until_complete(waiting, pod, gang)
+            else:
+                self._try_gang(waiting, gang)
+        except (RequestError, PolicyError, CodecError) as error:
+            self._refuse(waiting, pod, str(error))
+        except Exception:
+            # One odd pod must not end the scheduling of all others.
+            log.exception("%s/%s: deciding failed", waiting.namespace, waiting.name)
+            self._metrics.decisions.inc(BY, "error")
+            self._books.cancel(waiting.uid)
+            self.queue.retry(waiting.uid, self._clock())
+
+    def _check_cluster(self, pod: Pod) -> None:
+        wanted = pod.metadata.annotations.get(keti.ANNOTATION_CLUSTER, "").strip()
+        if self._cluster and wanted and wanted != self._cluster:
+            raise RequestError(
+                f"annotation {keti.ANNOTATION_CLUSTER} asks for cluster {shown(wanted)}, this is "
+                f"{shown(self._cluster)}: create the pod there, or remove the annotation"
+            )
+
+    def _refuse(self, waiting: Waiting, pod: Pod, why: str) -> None:
+        """The pod cannot be met as written."""
+        self._metrics.decisions.inc(BY, "bad request")
+        self._teller.waiting(pod, why)
+        self.queue.park(waiting.uid, Wake.POD_CHANGED | Wake.POLICY, self._clock())
+
+    def _try_alone(self, waiting: Waiting, pod: Pod) -> None:
+        verdict, allocation = self._place(waiting, pod)
+        if allocation is None:
+            self._park(waiting, pod, verdict)
+        else:
+            self._start_binding(waiting, pod, allocation)
+
+    def _place(self, waiting: Waiting, pod: Pod) -> tuple[Verdict, Allocation | None]:
+        self._books.wait(pod)
+        verdict = self._feasibility.verdict(pod)
+        among = self._clearing.keep_clear(verdict.allowed, waiting.priority)
+        return verdict, self._books.place(pod, among=among, favour=verdict.favour)
+
+    def _start_binding(self, waiting: Waiting, pod: Pod, allocation: Allocation) -> None:
+        self._metrics.decisions.inc(BY, "placed")
+        self.queue.placed(waiting.uid)
+        self._join(pod, _group(pod), self._clock())
+        self._clearing.forget(waiting.uid)
+        task = asyncio.create_task(self._bind(waiting, pod, allocation))
+        self._binding.add(task)
+        task.add_done_callback(self._binding.discard)
+
+    async def _bind(self, waiting: Waiting, pod: Pod, allocation: Allocation) -> None:
+        started = self._clock()
+        try:
+            if decisions := self._claims.decisions(pod, allocation.node):
+                await self._claims.make_ready(decisions)
+            await self._binder.bind(pod, allocation)
+        except (BindError, ClaimError) as error:
+            self._books.cancel(waiting.uid)
+            self._metrics.binds.inc(BY, "refused")
+            self._teller.waiting(pod, f"binding to {allocation.node} failed: {error}", reason=_REASON_ERROR)
+            self._join(pod, _group(pod), self._clock())
+            self.queue.retry(waiting.uid, self._clock())
+            self._stir.set()
+            return
+        self._metrics.binds.inc(BY, "bound")
+        self._metrics.bind_seconds.observe(self._clock() - started, BY)
+        self.queue.remove(waiting.uid)
+        self._teller.scheduled(pod, allocation)
+        log.info("%s/%s: bound to %s", waiting.namespace, waiting.name, allocation.node)
+
+    # Gangs
+
+    def _park_until_complete(self, waiting: Waiting, pod: Pod, gang: Gang) -> None:
+        there = len(gang.waiting) + len(gang.bound)
+        self._teller.waiting(pod, f"pod group {gang.key[1]}: {there} of {gang.minimum} pods are there")
+        self.queue.park(waiting.uid, Wake.GANG, self._clock())
+
+    def _try_gang(self, waiting: Waiting, gang: Gang) -> None:
+        """Place the members it takes in one go, or none."""
+        members = [waiting, *self.queue.take((uid for uid in gang.together if uid != waiting.uid), self._clock())]
+        placed: list[tuple[Waiting, Pod, Allocation]] = []
+        for member in members:
+            pod = self._books.pod(member.uid)
+            if pod is None or member.uid not in gang.together:
+                continue  # one more than it takes: it comes when the group stands
+            try:
+                verdict, allocation = self._place(member, pod)
+            except (RequestError, PolicyError) as error:
+                self._undo(placed)
+                self._park_gang(members, f"pod group {gang.key[1]}: {member.name}: {error}", Wake.POD_CHANGED)
+                return
+            if allocation is None:
+                diagnosis = self._diagnosis(member, pod, verdict)
+                self._undo(placed)
+                text = f"pod group {gang.key[1]}: {len(placed)} of {len(gang.together)} pods fit at once. "
+                self._park_gang(members, text + diagnosis.message, diagnosis.helps)
+                return
+            placed.append((member, pod, allocation))
+        if len(placed) < len(gang.together):
+            # A member is gone, and the watch has not told the gang yet.
+            self._undo(placed)
+            for member in members:
+                self.queue.retry(member.uid, self._clock())
+            return
+        for member, pod, allocation in placed:
+            self._start_binding(member, pod, allocation)
+        for member in members:
+            if member.uid not in gang.together:
+                self.queue.park(member.uid, Wake.GANG | Wake.PODS, self._clock())
+
+    def _undo(self, placed: Sequence[tuple[Waiting, Pod, Allocation]]) -> None:
+        for member, _, _ in placed:
+            self._books.cancel(member.uid, quietly=True)
+
+    def _park_gang(self, members: Sequence[Waiting], message: str, helps: Wake) -> None:
+        self._metrics.decisions.inc(BY, "unschedulable")
+        self._tell_all([member.uid for member in members], message)
+        for member in members:
+            self.queue.park(member.uid, helps | Wake.GANG, self._clock())
+
+    def _tell_all(self, uids: Sequence[str], message: str) -> None:
+        for uid in uids:
+            pod = self._books.pod(uid)
+            if pod is not None:
+                self._teller.waiting(pod, message)
+
+    # When nothing fits
+
+    def _park(self, waiting: Waiting, pod: Pod, verdict: Verdict) -> None:
+        self._metrics.decisions.inc(BY, "unschedulable")
+        diagnosis = self._diagnosis(waiting, pod, verdict)
+        clearing = self._clearing.clear(pod, waiting.priority, diagnosis.candidates)
+        message = diagnosis.message if clearing is None else f"{diagnosis.message} {clearing.words}"
+        self._teller.waiting(pod, message, nominated=None if clearing is None else clearing.node)
+        self.queue.park(waiting.uid, diagnosis.helps, self._clock())
+
+    def _diagnosis(self, waiting: Waiting, pod: Pod, verdict: Verdict) -> Diagnosis:
+        version = self._books.version()
+        known = self._diagnoses.get(waiting.template)
+        if known is not None and known[0] == version:
+            return known[1]
+        if len(self._diagnoses) >= _DIAGNOSES:
+            self._diagnoses.clear()
+        engine = self._books.engine
+        diagnosis = diagnose(engine.ledger, engine.class_of(self._books.request(pod)), verdict)
+        self._diagnoses[waiting.template] = version, diagnosis
+        return diagnosis
+
+
+def _group(pod: Pod) -> PodGroup | None:
+    """The pod's group; None also when what it says cannot be read, which is told when the pod is tried."""
+    try:
+        return decode_group(pod.metadata.labels, pod.metadata.annotations) if pod.metadata.labels else None
+    except CodecError:
+        return None

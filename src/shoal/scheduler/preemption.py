@@ -1,0 +1,248 @@
+"""Who must give way: the pods to evict so that a more important one fits, on which node.
+
+The rules are kube-scheduler's. On a node all pods of lower priority are thought away; if the pod fits then, as many as
+possible are let off again: first those whose eviction would break a disruption budget, and in both groups the most
+important first. Of all nodes that one is taken where the fewest budgets break, then where the highest priority among
+the victims is lowest, then the sum of their priorities, then their number, then where the victims run for the shortest.
+
+Evicting, and keeping the place free until the victims are gone, is the loop's. Gangs are not evicted as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from shoal.kube.objects.pod import Pod
+from shoal.kube.objects.policy import PodDisruptionBudget
+from shoal.kube.resources import key_of
+from shoal.model.request import accepts
+from shoal.placement.books.ledger import CardBooks, Ledger, NodeBooks
+from shoal.placement.classes import CardNeed, PodClass
+from shoal.placement.policy import CARD_FIT, FILTERS
+
+#: Nodes on which victims are looked for: a tenth of all, but this many if there are as many.
+MIN_CANDIDATES: Final = 100
+NEVER: Final = "Never"
+
+#: Priorities are 32 bits wide; with this added none is negative, so that one more victim never makes a sum smaller.
+_ABOVE_ZERO: Final = 2**31
+#: Sorts behind every time: a pod that has not started has run for the shortest.
+_NOT_STARTED: Final = "~"
+
+
+@dataclass(frozen=True, slots=True)
+class OnNode:
+    """A pod on a node. `started` is the time in the pod's status, which sorts as text."""
+
+    uid: str
+    priority: int
+    started: str | None = None
+    #: The budgets that one eviction of this pod is taken off.
+    disruption_budgets: tuple[Hashable, ...] = ()
+    #: It is being deleted, on behalf of a pod that is to have its place.
+    giving_way: bool = False
+
+    @property
+    def importance(self) -> tuple[int, str]:
+        """The lowest is the most important: the higher priority, then the longer run."""
+        return -self.priority, self.started or _NOT_STARTED
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Evict these, the most important first, and the pod fits on this node."""
+
+    node: str
+    victims: tuple[OnNode, ...]
+    #: How many of them break a disruption budget.
+    violations: int = 0
+
+
+def candidate_limit(nodes: int) -> int:
+    """On how many nodes victims are looked for before the best is taken."""
+    return max(MIN_CANDIDATES, nodes // 10)
+
+
+def refusal(policy: str | None, *, priority: int, nominated: Iterable[OnNode] = ()) -> str | None:
+    """Why a pod may not make others give way, in words; None when it may.
+
+    `nominated` are the pods on the node that it was promised, if it was: while they leave, no others are evicted.
+    """
+    if policy == NEVER:
+        return f"its preemptionPolicy is {NEVER}"
+    if any(pod.giving_way and pod.priority < priority for pod in nominated):
+        return "pods on its node are giving way to it already"
+    return None
+
+
+def choose(
+    nodes: Iterable[str],
+    *,
+    pods_on: Callable[[str], Sequence[OnNode]],
+    fits: Callable[[str, frozenset[str]], bool],
+    priority: int,
+    budgets: Mapping[Hashable, int],
+    limit: int,
+) -> Plan | None:
+    """The best plan, or None when nobody's leaving helps. Of equal nodes the first is taken.
+
+    `fits` says whether the pod fits on a node without some of its pods; `budgets` how many evictions each allows. The
+    search ends after `limit` nodes with a plan, unless every plan so far breaks a budget.
+    """
+    plans: list[Plan] = []
+    sparing = 0
+    for node in nodes:
+        plan = _plan(node, pods_on(node), fits, priority, budgets)
+        if plan is not None:
+            plans.append(plan)
+            sparing += not plan.violations
+            if sparing and len(plans) >= limit:
+                break
+    if not plans:
+        return None
+    least = min(_cost(plan) for plan in plans)
+    return max((plan for plan in plans if _cost(plan) == least), key=_youth)
+
+
+def _plan(
+    node: str,
+    pods: Iterable[OnNode],
+    fits: Callable[[str, frozenset[str]], bool],
+    priority: int,
+    budgets: Mapping[Hashable, int],
+) -> Plan | None:
+    lower = sorted((pod for pod in pods if pod.priority < priority), key=lambda pod: pod.importance)
+    away = {pod.uid for pod in lower}
+    if not lower or not fits(node, frozenset(away)):
+        return None
+    breaking = _breaking(lower, budgets)
+    for pod in sorted(lower, key=lambda pod: pod.uid not in breaking):
+        if fits(node, frozenset(away - {pod.uid})):
+            away.remove(pod.uid)
+    return Plan(node, tuple(pod for pod in lower if pod.uid in away), len(away & breaking))
+
+
+def _breaking(pods: Iterable[OnNode], budgets: Mapping[Hashable, int]) -> set[str]:
+    """The pods whose eviction breaks a budget when all are evicted in this order."""
+    left = dict(budgets)
+    found: set[str] = set()
+    for pod in pods:
+        for budget in pod.disruption_budgets:
+            left[budget] = left.get(budget, 0) - 1
+            if left[budget] < 0:
+                found.add(pod.uid)
+    return found
+
+
+def _cost(plan: Plan) -> tuple[float, ...]:
+    highest = max((pod.priority for pod in plan.victims), default=-_ABOVE_ZERO)
+    together = sum(pod.priority + _ABOVE_ZERO for pod in plan.victims)
+    return plan.violations, highest, together, len(plan.victims)
+
+
+def _youth(plan: Plan) -> str:
+    """Since when the longest-running of the most important victims runs."""
+    highest = max((pod.priority for pod in plan.victims), default=0)
+    return min((pod.started or _NOT_STARTED for pod in plan.victims if pod.priority == highest), default=_NOT_STARTED)
+
+
+class EngineFit:
+    """Whether a request would fit on a node if some of its pods were gone: `fits` of `choose`, by the exact books.
+
+    Cards, CPU and memory count, as in placement itself. The books stay as they are: a copy of the node last asked about
+    is kept, so that asking again with one pod more or less costs only that pod and its cards.
+    """
+
+    def __init__(self, ledger: Ledger, pod_class: PodClass) -> None:
+        self._ledger = ledger
+        self._class = pod_class
+        self._version = -1
+        self._node: NodeBooks | None = None
+        self._away: frozenset[str] = frozenset()
+        #: Per need of the class, by UUID, whether the card holds it.
+        self._room: list[dict[str, bool]] = []
+
+    def __call__(self, node: str, without: frozenset[str]) -> bool:
+        """Pods that are not on the node make no difference."""
+        books = self._copy_of(node)
+        if books is None:
+            return False
+        for pod in without - self._away:
+            self._post(books, pod, -1)
+        for pod in self._away - without:
+            self._post(books, pod, +1)
+        self._away = without
+        return all(rule.refusal(books, self._class) is None for rule in FILTERS) and self._on_cards(books)
+
+    def _on_cards(self, books: NodeBooks) -> bool:
+        needs = self._class.needs
+        enough = all(sum(room.values()) >= need.gpus for need, room in zip(needs, self._room, strict=True))
+        if len(needs) <= 1 and (enough or not self._class.splittable):
+            return enough
+        return CARD_FIT.refusal(books, self._class) is None
+
+    def _copy_of(self, name: str) -> NodeBooks | None:
+        version = self._ledger.columns.version
+        if self._node is None or self._node.name != name or self._version != version:
+            books = self._ledger.node(name)
+            self._version = version
+            self._away = frozenset()
+            if books is None or books.inventory is None:
+                self._node = None
+                return None
+            cards = {uuid: replace(card) for uuid, card in books.cards.items()}
+            slots = [cards[card.inventory.uuid] for card in books.slots]
+            self._node = replace(books, cards=cards, slots=slots)
+            self._room = [
+                {card.inventory.uuid: self._holds(card, need) for card in slots} for need in self._class.needs
+            ]
+        return self._node
+
+    def _holds(self, card: CardBooks, need: CardNeed) -> bool:
+        return accepts(self._class.selector, card.inventory) and card.refusal(need.share) is None
+
+    def _post(self, books: NodeBooks, pod: str, sign: int) -> None:
+        booking = books.pods.get(pod)
+        if booking is None:
+            return
+        books.cpu_used += sign * booking.cpu_milli
+        books.memory_used += sign * booking.memory_mib
+        for uuid, share in booking.allocation.held().items():
+            card = books.cards[uuid]
+            card.add(share, sign)
+            if card.gpu is not None:
+                for need, room in zip(self._class.needs, self._room, strict=True):
+                    room[uuid] = self._holds(card, need)
+
+
+# Disruption budgets
+
+
+def allowances(budgets: Iterable[PodDisruptionBudget]) -> dict[Hashable, int]:
+    """How many evictions each budget allows now."""
+    return {key_of(budget): budget.status.disruptions_allowed for budget in budgets}
+
+
+def budgets_of(
+    pod: Pod,
+    budgets: Collection[PodDisruptionBudget],
+    *,
+    matches: Callable[[PodDisruptionBudget, Pod], bool],
+) -> tuple[Hashable, ...]:
+    """The budgets that an eviction of this pod is taken off; `matches` asks a budget's selector.
+
+    As kube-scheduler has it, pods without labels and budgets with an empty selector do not match, and an eviction that
+    is under way is not counted again.
+    """
+    if not pod.metadata.labels:
+        return ()
+    return tuple(
+        key_of(budget)
+        for budget in budgets
+        if budget.metadata.namespace == pod.metadata.namespace
+        and any((budget.spec.selector or {}).values())
+        and pod.metadata.name not in budget.status.disrupted_pods
+        and matches(budget, pod)
+    )

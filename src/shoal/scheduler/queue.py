@@ -1,0 +1,407 @@
+"""Who is tried next: the pods that wait for a node. No I/O and no clock; `now` is monotonic time in seconds.
+
+A pod is in exactly one place: *gated*, *active* (ready to be tried), *backoff* (ready at a known time), *parked*
+(unschedulable until something happens) or *in flight* (popped, its decision not told yet). An event that comes while a
+pod is in flight counts as if it came after: the pod is not parked past it.
+
+Equal pods (one template and priority, or one gang) are woken one at a time. The first of them leads: if it is placed,
+or fails for a reason of its own, the next is woken; if it is parked again, what it met holds for the others too. So an
+event costs a try per class of pods, not per pod, however many wait.
+
+Whether pods fit, and what an event means, is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, Flag, auto
+from typing import Final
+
+from shoal.scheduler.heap import Heap
+
+#: The pause after the first failed try doubles with each further one, up to the longest.
+FIRST_BACKOFF: Final = 1.0
+MAX_BACKOFF: Final = 10.0
+#: When no pod of a class was tried for this long, the one that waited longest is, in case an event was missed.
+SWEEP_AFTER: Final = 300.0
+
+
+class Wake(Flag):
+    """What may happen that lets a parked pod fit."""
+
+    CARDS_FREED = auto()
+    NODE_RESOURCES = auto()
+    NODE_ADDED = auto()
+    NODE_LABELS = auto()
+    NODE_TAINTS = auto()
+    #: Other pods came, went or changed: affinity, ports, spread.
+    PODS = auto()
+    VOLUMES = auto()
+    POLICY = auto()
+    GANG = auto()
+    #: The pod itself. Every pod waits for this, told or not.
+    POD_CHANGED = auto()
+
+
+class Place(Enum):
+    """Where a pod of the queue is."""
+
+    GATED = "gated"
+    ACTIVE = "active"
+    BACKOFF = "backoff"
+    PARKED = "parked"
+    IN_FLIGHT = "in flight"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A pod as the queue knows it. The queue counts `attempts` and sets `queued_at`; they do not make pods differ."""
+
+    uid: str
+    namespace: str
+    name: str
+    #: The higher tuple goes first.
+    priority: tuple[int, ...] = (0,)
+    #: The same for pods that fit in the same places; None for a pod like no other.
+    template: Hashable = None
+    gang: Hashable = None
+    gated: bool = False
+    attempts: int = field(default=0, compare=False)
+    queued_at: float = field(default=0.0, compare=False)
+
+    @property
+    def kin(self) -> Hashable:
+        """The same for pods of which one try speaks for all."""
+        if self.gang is not None:
+            return "gang", self.gang
+        return ("pod", self.uid) if self.template is None else ("template", self.template, self.priority)
+
+
+Where = Callable[[Waiting], bool]
+
+
+def backoff(attempts: int) -> float:
+    """The pause after so many tries."""
+    return min(MAX_BACKOFF, FIRST_BACKOFF * 2.0 ** min(attempts - 1, 10)) if attempts else 0.0
+
+
+class Queue:
+    """Pods in the order in which they are to be tried: by priority, then by when they first came."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._counts: Counter[Place] = Counter()
+        self._active = Heap()
+        self._backoff = Heap()
+        self._flight: dict[str, _Entry] = {}
+        #: Where equal pods are parked, with the time of the last try of one of them, the longest ago first.
+        self._tried: dict[tuple[Hashable, Wake], float] = {}
+        self._kin: dict[Hashable, _Kin] = {}
+        self._by_reason: dict[Wake, dict[Hashable, _Bench]] = {}
+        self._arrivals = 0
+        self._now = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._entries
+
+    def place_of(self, uid: str) -> Place | None:
+        entry = self._entries.get(uid)
+        return None if entry is None else entry.place
+
+    def counts(self) -> Mapping[Place, int]:
+        """How many pods are in each place."""
+        return {place: self._counts[place] for place in Place}
+
+    # Pods come and go
+
+    def add(self, pod: Waiting, now: float) -> None:
+        """A pod is new or may have changed. One that did is tried again; one that did not stays where it is."""
+        self._now = now
+        entry = self._entries.get(pod.uid)
+        if entry is None:
+            self._arrivals += 1
+            entry = _Entry(replace(pod, attempts=0, queued_at=now), self._arrivals)
+            self._entries[pod.uid] = entry
+            self._put(entry, Place.GATED if pod.gated else Place.ACTIVE)
+            return
+        if entry.pod == pod:
+            return
+        in_flight = entry.place is Place.IN_FLIGHT
+        if not in_flight:
+            self._lift(entry)
+        self._pass_on(entry)
+        entry.pod = replace(pod, attempts=entry.pod.attempts, queued_at=entry.pod.queued_at)
+        if in_flight:
+            entry.missed |= Wake.POD_CHANGED
+        elif pod.gated:
+            self._put(entry, Place.GATED)
+        else:
+            self._ready(entry)
+
+    def remove(self, uid: str) -> None:
+        """The pod is bound or gone."""
+        entry = self._entries.get(uid)
+        if entry is not None:
+            self._lift(entry)
+            del self._entries[uid]
+            self._pass_on(entry)
+
+    # A try and how it ends
+
+    def pop(self, now: float) -> Waiting | None:
+        """The pod to try now; it is in flight until `park`, `retry` or `remove` says how the try ended."""
+        self.sweep(now)
+        while (uid := self._backoff.first()) is not None and self._entries[uid].due <= now:
+            entry = self._entries[uid]
+            self._lift(entry)
+            self._put(entry, Place.ACTIVE)
+        uid = self._active.first()
+        return None if uid is None else self._fly(self._entries[uid])
+
+    def take(self, uids: Iterable[str], now: float) -> list[Waiting]:
+        """Pull these pods out, from wherever they wait: members of a gang go together. Others than waiting are left."""
+        self._now = now
+        entries = [self._entries[uid] for uid in dict.fromkeys(uids) if uid in self._entries]
+        return [self._fly(entry) for entry in entries if entry.place not in (Place.GATED, Place.IN_FLIGHT)]
+
+    def placed(self, uid: str) -> None:
+        """The pod has its place and only its Binding is open: its equals need not wait for that."""
+        entry = self._flight.get(uid)
+        if entry is not None:
+            self._pass_on(entry)
+
+    def park(self, uid: str, reasons: Wake, now: float) -> None:
+        """The pod fits nowhere until one of these happens. A pod that is not in flight any more stays where it is."""
+        entry = self._land(uid, now)
+        if entry is None:
+            return
+        entry.reasons = reasons
+        if entry.pod.gated:
+            self._pass_on(entry)
+            self._put(entry, Place.GATED)
+        elif entry.missed & (reasons | Wake.POD_CHANGED):
+            self._ready(entry)
+        else:
+            entry.leads = False
+            self._put(entry, Place.PARKED)
+
+    def retry(self, uid: str, now: float) -> None:
+        """The try failed for no reason of the pod's: it comes back by itself after a pause."""
+        entry = self._land(uid, now)
+        if entry is None:
+            return
+        self._pass_on(entry)
+        if entry.pod.gated:
+            self._put(entry, Place.GATED)
+        else:
+            self._ready(entry)
+
+    # What happens meanwhile
+
+    def wake(self, events: Wake, now: float, *, where: Where | None = None) -> None:
+        """Something happened. With `where` it matters to these pods only, and finding them takes a look at each."""
+        self._now = now
+        if not events:
+            return
+        for entry in self._flight.values():
+            if where is None or where(entry.pod):
+                entry.missed |= events
+        for reasons in [reasons for reasons in self._by_reason if reasons & events]:
+            for kin, bench in list(self._by_reason[reasons].items()):
+                self._rouse(self._kin[kin], [bench], where)
+
+    def sweep(self, now: float) -> None:
+        """Bring back one of those equal pods of which none was tried for long."""
+        self._now = now
+        while self._tried:
+            (kin, reasons), since = next(iter(self._tried.items()))
+            if now < since + SWEEP_AFTER:
+                return
+            self._note_try(kin, reasons)
+            entry = self._entries[self._kin[kin].benches[reasons].longest()]
+            self._lift(entry)
+            self._put(entry, Place.ACTIVE)
+            entry.leads = True
+
+    def next_time(self) -> float | None:
+        """When `pop` can find something that no call brought."""
+        times = []
+        uid = self._backoff.first()
+        if uid is not None:
+            times.append(self._entries[uid].due)
+        if self._tried:
+            times.append(next(iter(self._tried.values())) + SWEEP_AFTER)
+        return min(times, default=None)
+
+    # Parts
+
+    def _fly(self, entry: _Entry) -> Waiting:
+        self._lift(entry)
+        entry.pod = replace(entry.pod, attempts=entry.pod.attempts + 1)
+        entry.missed = Wake(0)
+        self._put(entry, Place.IN_FLIGHT)
+        return entry.pod
+
+    def _land(self, uid: str, now: float) -> _Entry | None:
+        self._now = now
+        entry = self._flight.get(uid)
+        if entry is not None:
+            self._lift(entry)
+            entry.due = now + backoff(entry.pod.attempts)
+        return entry
+
+    def _ready(self, entry: _Entry) -> None:
+        self._put(entry, Place.BACKOFF if entry.due > self._now else Place.ACTIVE)
+
+    def _pass_on(self, entry: _Entry) -> None:
+        """A pod that led leaves the lead to the next of its kin."""
+        if entry.leads:
+            entry.leads = False
+            kin = self._kin.get(entry.pod.kin)
+            if kin is not None:
+                self._rouse(kin, kin.benches.values(), None)
+
+    def _rouse(self, kin: _Kin, benches: Iterable[_Bench], where: Where | None) -> None:
+        """See to it that one of these equal pods is tried after now, as early as may be."""
+        lead = self._first(kin.active, where)
+        if lead is None:
+            ready = [entry for bench in benches if (entry := self._first(bench.ready(self._now), where))]
+            lead = min(ready, key=lambda entry: entry.order, default=None) or self._first(kin.backoff, where)
+        if lead is None:
+            resting = [entry for bench in benches if (entry := self._first(bench.resting, where))]
+            lead = min(resting, key=lambda entry: entry.due, default=None)
+        if lead is None:
+            return
+        if lead.place is Place.PARKED:
+            self._lift(lead)
+            self._ready(lead)
+        lead.leads = True
+
+    def _first(self, uids: Iterable[str], where: Where | None) -> _Entry | None:
+        entries = (self._entries[uid] for uid in uids)
+        return next((entry for entry in entries if where is None or where(entry.pod)), None)
+
+    def _note_try(self, kin: Hashable, reasons: Wake) -> None:
+        self._tried.pop((kin, reasons), None)
+        self._tried[kin, reasons] = self._now
+
+    def _put(self, entry: _Entry, place: Place) -> None:
+        uid = entry.pod.uid
+        entry.place = place
+        self._counts[place] += 1
+        if place is Place.IN_FLIGHT:
+            self._flight[uid] = entry
+        if place in (Place.GATED, Place.IN_FLIGHT):
+            return
+        kin = self._kin.setdefault(entry.pod.kin, _Kin())
+        if place is Place.ACTIVE:
+            self._active.push(uid, entry.order)
+            kin.active[uid] = None
+        elif place is Place.BACKOFF:
+            self._backoff.push(uid, (entry.due, entry.order))
+            kin.backoff[uid] = None
+        else:
+            self._note_try(entry.pod.kin, entry.reasons)
+            bench = kin.benches.setdefault(entry.reasons, _Bench())
+            self._by_reason.setdefault(entry.reasons, {})[entry.pod.kin] = bench
+            bench.sit(entry)
+
+    def _lift(self, entry: _Entry) -> None:
+        uid = entry.pod.uid
+        self._counts[entry.place] -= 1
+        self._flight.pop(uid, None)
+        self._active.discard(uid)
+        self._backoff.discard(uid)
+        kin = self._kin.get(entry.pod.kin)
+        if kin is None or entry.place in (Place.GATED, Place.IN_FLIGHT):
+            return
+        kin.active.pop(uid, None)
+        kin.backoff.pop(uid, None)
+        if entry.place is Place.PARKED:
+            bench = kin.benches[entry.reasons]
+            bench.leave(uid)
+            if not bench:
+                del kin.benches[entry.reasons]
+                del self._by_reason[entry.reasons][entry.pod.kin]
+                del self._tried[entry.pod.kin, entry.reasons]
+        if not (kin.active or kin.backoff or kin.benches):
+            del self._kin[entry.pod.kin]
+
+
+class _Entry:
+    """A pod, where it is, and what is known of its tries."""
+
+    __slots__ = ("_pod", "arrival", "due", "leads", "missed", "order", "place", "reasons")
+
+    def __init__(self, pod: Waiting, arrival: int) -> None:
+        self.arrival = arrival
+        self.pod = pod
+        self.place = Place.GATED
+        #: When its backoff ends.
+        self.due = float("-inf")
+        self.reasons = Wake(0)
+        #: What happened while it was in flight.
+        self.missed = Wake(0)
+        #: Its equals wait for what becomes of it.
+        self.leads = False
+
+    @property
+    def pod(self) -> Waiting:
+        return self._pod
+
+    @pod.setter
+    def pod(self, pod: Waiting) -> None:
+        self._pod = pod
+        self.order = (tuple(-level for level in pod.priority), self.arrival)
+
+
+class _Kin:
+    """Where equal pods are."""
+
+    __slots__ = ("active", "backoff", "benches")
+
+    def __init__(self) -> None:
+        self.active: dict[str, None] = {}
+        self.backoff: dict[str, None] = {}
+        self.benches: dict[Wake, _Bench] = {}
+
+
+class _Bench:
+    """Equal pods parked for the same reasons."""
+
+    __slots__ = ("_parked", "_ready", "resting")
+
+    def __init__(self) -> None:
+        #: All of them, in the order in which they came here.
+        self._parked: dict[str, None] = {}
+        self._ready = Heap()
+        #: Those whose backoff was not over when last looked at, the soonest first.
+        self.resting = Heap()
+
+    def __bool__(self) -> bool:
+        return bool(self._parked)
+
+    def sit(self, entry: _Entry) -> None:
+        self._parked[entry.pod.uid] = None
+        self.resting.push(entry.pod.uid, (entry.due, entry.order))
+
+    def leave(self, uid: str) -> None:
+        del self._parked[uid]
+        self._ready.discard(uid)
+        self.resting.discard(uid)
+
+    def longest(self) -> str:
+        """The one that has been here longest."""
+        return next(iter(self._parked))
+
+    def ready(self, now: float) -> Heap:
+        """Those whose backoff is over, in order."""
+        while (uid := self.resting.first()) is not None and (key := self.resting.key(uid))[0] <= now:
+            self.resting.discard(uid)
+            self._ready.push(uid, key[1])
+        return self._ready

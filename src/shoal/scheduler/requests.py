@@ -1,0 +1,87 @@
+"""Requests by template: pods made from one template are read once.
+
+The key of a template is made of the fields that `shoal.model` reads, so two pods with one key have equal requests. A
+request that cannot be met as written is kept too, as its error.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from shoal.kube.objects.pod import Pod
+from shoal.kube.resources import manifest_of
+from shoal.model.contract import keti
+from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.errors import RequestError
+from shoal.model.pod import ANNOTATIONS_READ, LABELS_READ, request_of
+from shoal.model.request import Request
+
+#: Templates remembered; the ones unused for longest are forgotten beyond it.
+_TEMPLATES: Final = 10_000
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Requests:
+    """What pods ask for."""
+
+    def __init__(self, unit: MemoryUnit) -> None:
+        self._unit = unit
+        self._known: dict[bytes, Request | str] = {}
+
+    def of(self, pod: Pod) -> Request:
+        """The pod's request. Raises RequestError when it cannot be met as written."""
+        key = template_key(pod)
+        known = self._known.pop(key, None)
+        if known is None:
+            known = self._read(pod)
+            if len(self._known) >= _TEMPLATES:
+                del self._known[next(iter(self._known))]
+        self._known[key] = known
+        if isinstance(known, str):
+            raise RequestError(known)
+        return known
+
+    def _read(self, pod: Pod) -> Request | str:
+        try:
+            return request_of(manifest_of(pod), unit=self._unit)
+        except RequestError as error:
+            return str(error)
+
+
+def template_key(pod: Pod) -> bytes:
+    """The same for all pods with the same request."""
+    spec, meta = pod.spec, pod.metadata
+    return _encode(
+        (
+            [(c.name, c.restart_policy, c.resources) for c in spec.containers],
+            [(c.name, c.restart_policy, c.resources) for c in spec.init_containers],
+            spec.resources,
+            spec.overhead,
+            [meta.annotations.get(name) for name in ANNOTATIONS_READ] if meta.annotations else None,
+            [meta.labels.get(name) for name in LABELS_READ] if meta.labels else None,
+        )
+    )
+
+
+def placement_key(pod: Pod) -> bytes:
+    """The same for all pods that fit in the same places: what they ask for, and all they say about nodes and pods."""
+    spec = pod.spec
+    return _encode(
+        (
+            template_key(pod),
+            pod.metadata.namespace,
+            pod.metadata.labels,
+            pod.metadata.annotations.get(keti.ANNOTATION_NODE),
+            pod.metadata.annotations.get(keti.ANNOTATION_CLUSTER),
+            spec.node_selector,
+            spec.affinity,
+            spec.tolerations,
+            spec.topology_spread_constraints,
+            spec.volumes,
+            spec.preemption_policy,
+            [c.ports for c in spec.containers if c.ports],
+        )
+    )

@@ -1,0 +1,144 @@
+"""The manifests of the scheduler: taken by a real API server, and as the code has it."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shoal import __version__
+from shoal.model.contract import gpushare, keti, shoal
+from shoal.scheduler import config
+from shoal.scheduler.kube_scheduler import Mode, configuration
+from tests.testbed.apiserver import ApiServer
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+FOLDERS = ("scheduler", "scheduler-second")
+ACCOUNT = "system:serviceaccount:kube-system:shoal-scheduler"
+
+
+def documents(folder: str) -> list[dict[str, Any]]:
+    """What lies in the files of a folder, kustomization excepted."""
+    paths = sorted(path for path in (DEPLOY / folder).glob("*.yaml") if path.name != "kustomization.yaml")
+    return list(itertools.chain.from_iterable(yaml.safe_load_all(path.read_text()) for path in paths))
+
+
+def one(folder: str, kind: str, name: str) -> dict[str, Any]:
+    (found,) = [d for d in documents(folder) if (d["kind"], d["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def test_the_settings_can_be_read(tmp_path: Path) -> None:
+    patched = yaml.safe_load((DEPLOY / "scheduler-second" / "kustomization.yaml").read_text())["patches"][0]["patch"]
+    for names, text in (
+        ((keti.SCHEDULER_NAME,), one("scheduler", "ConfigMap", "shoal-scheduler")["data"]["scheduler.yaml"]),
+        ((), yaml.safe_load(patched)["data"]["scheduler.yaml"]),
+    ):
+        path = tmp_path / "scheduler.yaml"
+        path.write_text(text)
+        settings = config.load(path, {})
+        assert (settings.port, settings.scheduler_names) == (gpushare.PORT_MANIFEST, names)
+        assert settings.election.enabled
+
+
+def test_the_stock_schedulers_configurations_are_those_printed() -> None:
+    data = one("scheduler", "ConfigMap", "shoal-scheduler")["data"]
+    for mode in Mode:
+        assert data[f"kube-scheduler-{mode.value}.yaml"] == configuration("1.36", mode=mode)
+
+
+def test_names_and_ports_are_those_of_the_contract() -> None:
+    service = one("scheduler", "Service", gpushare.EXTENDER_NAME)
+    assert service["metadata"]["namespace"] == gpushare.EXTENDER_NAMESPACE
+    (port,) = service["spec"]["ports"]
+    assert (port["port"], port["nodePort"]) == (gpushare.PORT_MANIFEST, gpushare.PORT_NODE)
+    pod = one("scheduler", "Deployment", "shoal-scheduler")["spec"]["template"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    (container,) = pod["spec"]["containers"]
+    assert container["image"] == f"shoal:{__version__}"
+    assert container["ports"] == [{"name": port["targetPort"], "containerPort": gpushare.PORT_MANIFEST}]
+    assert container["livenessProbe"]["httpGet"]["path"] == shoal.PATH_HEALTH
+    assert container["readinessProbe"]["httpGet"]["path"] == shoal.PATH_READY
+    role = one("scheduler", "ClusterRole", "shoal-scheduler")
+    (policies,) = [rule for rule in role["rules"] if rule["resources"] == ["configmaps"]]
+    assert policies["resourceNames"] == list(keti.POLICY_CONFIGMAPS)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_containers_have_no_more_than_they_need(folder: str) -> None:
+    deployments = [document for document in documents(folder) if document["kind"] == "Deployment"]
+    assert deployments
+    for deployment in deployments:
+        spec = deployment["spec"]["template"]["spec"]
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+            assert {"livenessProbe", "readinessProbe"} <= container.keys()
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_real_api_server_takes_them(apiserver: ApiServer, folder: str) -> None:
+    strictly = ("--validate=strict", "--warnings-as-errors", "--dry-run=server")
+    said = apiserver.kubectl("apply", "-k", str(DEPLOY / folder), *strictly)
+    for made in ("deployment.apps/shoal-scheduler", f"service/{gpushare.EXTENDER_NAME}", shoal.POLICY_PODS):
+        assert made in said
+
+
+#: Verb, resource, namespace ("" for all) of what the scheduler does.
+NEEDED = (
+    *(
+        (verb, resource, "")
+        for resource in (
+            *("nodes", "pods", "namespaces", "persistentvolumes", "persistentvolumeclaims"),
+            *("storageclasses.storage.k8s.io", "poddisruptionbudgets.policy"),
+        )
+        for verb in ("list", "watch")
+    ),
+    ("get", "pods", "anywhere"),
+    ("create", "pods/binding", "anywhere"),
+    ("patch", "pods/status", "anywhere"),
+    ("delete", "pods", "anywhere"),
+    ("create", "events", "anywhere"),
+    ("patch", "events", "anywhere"),
+    ("patch", "persistentvolumeclaims", "anywhere"),
+    ("patch", "persistentvolumes", ""),
+    ("list", "configmaps", "kube-system"),
+    ("watch", "configmaps", "kube-system"),
+    ("list", "configmaps/gpu-scheduler-policy", ""),
+    ("create", "leases.coordination.k8s.io", "kube-system"),
+    ("update", "leases.coordination.k8s.io/shoal-scheduler", "kube-system"),
+)
+#: And of what it has no business with.
+REFUSED = (
+    ("get", "secrets", "kube-system"),
+    ("list", "configmaps", ""),
+    ("patch", "nodes", ""),
+    ("create", "pods", "anywhere"),
+    ("patch", "pods", "anywhere"),
+    ("update", "leases.coordination.k8s.io/kube-scheduler", "kube-system"),
+    ("create", "clusterrolebindings.rbac.authorization.k8s.io", ""),
+)
+
+
+def test_the_account_may_do_its_work_and_nothing_else(new_apiserver: Callable[[], ApiServer]) -> None:
+    api = new_apiserver()
+    api.kubectl("apply", "-f", str(DEPLOY / "scheduler" / "rbac.yaml"))
+
+    def may(verb: str, resource: str, namespace: str) -> bool:
+        where = ["-n", namespace] if namespace else ["--all-namespaces"]
+        plain, _, sub = resource.partition("/")
+        named = ["--subresource", sub] if sub in ("binding", "status") else []
+        target = plain if named or not sub else resource
+        said = api.kubectl("auth", "can-i", verb, target, *named, *where, "--as", ACCOUNT, check=False)
+        return said.strip().splitlines()[-1].startswith("yes") or said.startswith("yes")
+
+    assert [what for what in NEEDED if not may(*what)] == []
+    assert [what for what in REFUSED if may(*what)] == []

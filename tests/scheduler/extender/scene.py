@@ -1,0 +1,128 @@
+"""The extender's parts on books that the test writes itself, as the watch would."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+import msgspec
+
+from shoal.kube.access.credentials import Access, StoredCredential
+from shoal.kube.client import Client
+from shoal.kube.events import Recorder
+from shoal.kube.objects.node import Node
+from shoal.kube.objects.pod import Pod
+from shoal.kube.objects.policy import PodDisruptionBudget
+from shoal.kube.store import Change, Kind, Store
+from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.gpu import Gpu
+from shoal.placement.books.ledger import Ledger
+from shoal.placement.engine import Engine
+from shoal.placement.policies import POLICIES
+from shoal.scheduler.binder import Binder
+from shoal.scheduler.books import Books
+from shoal.scheduler.budgets import Budgets
+from shoal.scheduler.clearing import Clearing
+from shoal.scheduler.extender.verbs import Verbs
+from shoal.scheduler.feasibility.cluster import Cluster
+from shoal.scheduler.feasibility.feasibility import Feasibility
+from shoal.scheduler.metrics import Metrics
+from shoal.scheduler.tell import Teller
+from tests.testbed.fake_nodes import node as node_object
+
+
+def books_of(policy: str = "binpack") -> Books:
+    """Empty books."""
+    return Books(
+        Engine(Ledger(), POLICIES[policy]),
+        Cluster(),
+        unit=MemoryUnit.GIB,
+        news=lambda _: None,
+        report=lambda *_: None,
+    )
+
+
+def nobody() -> Client:
+    """A client of no server."""
+    return Client(Access(server="http://127.0.0.1:1", credentials=StoredCredential()))
+
+
+def clearing_of(books: Books, client: Client, budgets: Store[PodDisruptionBudget]) -> Clearing:
+    """What chooses victims."""
+    recorder = Recorder(client, "test")
+    teller = Teller(client, recorder, now=lambda: datetime.now(UTC), may_write=lambda: True)
+    return Clearing(
+        books,
+        Feasibility(books.cluster),
+        client,
+        teller,
+        budgets=Budgets(budgets),
+        may_write=lambda: True,
+        rng=Random(1),
+    )
+
+
+@dataclass
+class Scene:
+    """Books, verbs and a clock that stands still until it is moved."""
+
+    policy: str = "binpack"
+    client: Client = field(default_factory=nobody)
+    now: float = 100.0
+
+    def __post_init__(self) -> None:
+        self.books = books_of(self.policy)
+        self.budgets: Store[PodDisruptionBudget] = Store()
+        self.metrics = Metrics()
+        self.binder = Binder(self.client, self.books, may_write=lambda: True, now_ns=lambda: 1_700_000_000_000_000_000)
+        self.verbs = Verbs(
+            self.books,
+            self.binder,
+            plan=clearing_of(self.books, self.client, self.budgets).plan,
+            metrics=self.metrics,
+            clock=lambda: self.now,
+        )
+
+    def add_node(self, name: str, gpus: int | Sequence[Gpu] = 2) -> None:
+        node = msgspec.convert(node_object(name, gpus), Node)
+        self.books.on_node(Change(Kind.ADDED, None, node))
+
+    def add_pod(self, manifest: Mapping[str, Any]) -> Pod:
+        """The watch shows a pod."""
+        pod = msgspec.convert(manifest, Pod)
+        self.books.on_pod(Change(Kind.ADDED, None, pod))
+        return pod
+
+    def bind(self, manifest: Mapping[str, Any], node: str, card: int, gib: int) -> Pod:
+        """The watch shows a pod that somebody has given this card."""
+        meta, spec, status = manifest["metadata"], manifest["spec"], manifest["status"]
+        annotations = {"ALIYUN_COM_GPU_MEM_IDX": str(card), "ALIYUN_COM_GPU_MEM_POD": str(gib)}
+        return self.add_pod(
+            {
+                "metadata": {**meta, "annotations": annotations},
+                "spec": {**spec, "nodeName": node},
+                "status": {**status, "phase": "Running"},
+            }
+        )
+
+    def gone(self, pod: Pod) -> None:
+        self.books.on_pod(Change(Kind.DELETED, pod, None))
+
+    def filter(self, body: bytes) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.verbs.filter(body))
+        return answer
+
+    def prioritize(self, body: bytes) -> dict[str, int]:
+        return {entry["Host"]: entry["Score"] for entry in json.loads(self.verbs.prioritize(body))}
+
+    def preempt(self, body: bytes) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.verbs.preempt(body))["NodeNameToMetaVictims"]
+        return answer
+
+    def free(self, node: str) -> list[int]:
+        """GiB free on each card."""
+        books = self.books.engine.ledger.node(node)
+        assert books is not None
+        return [0 if card.exclusive else (card.inventory.memory_mib - card.memory_mib) // 1024 for card in books.slots]

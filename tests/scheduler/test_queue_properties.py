@@ -1,0 +1,314 @@
+"""Whatever is called in whatever order: no pod is lost, none is tried too early, and the best is tried first.
+
+The model is plain: per pod what was last told of it. Pods like no other must be exactly where it says. Of equal pods
+the queue may leave all but one parked, so for them it is held to what that is good for: if there is room, all of them
+are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from shoal.scheduler.queue import Place, Queue, Waiting, Wake
+
+UIDS = [f"p{number}" for number in range(6)]
+FACES = (Wake.CARDS_FREED, Wake.GANG)
+
+uids = st.sampled_from(UIDS)
+events = st.sets(st.sampled_from(FACES)).map(lambda faces: Wake(sum(face.value for face in faces)))
+some_events = st.sets(st.sampled_from(FACES), min_size=1).map(lambda faces: Wake(sum(face.value for face in faces)))
+priorities = st.sampled_from([(0, 50), (0, 50), (0, 50), (0, 100), (7, 10)])
+picks = st.integers(0, 5)
+steps = st.sampled_from([0.0, 0.25, 1.0, 2.0, 7.5, 15.0, 301.0])
+
+
+@dataclass
+class Known:
+    """A pod as the model has it. `ready_at` is when its backoff ends."""
+
+    pod: Waiting
+    arrival: int
+    place: Place
+    attempts: int = 0
+    ready_at: float = 0.0
+    reasons: Wake = field(default=Wake(0))
+    missed: Wake = field(default=Wake(0))
+    #: How many were parked before it.
+    parked_as: int = 0
+
+    @property
+    def alone(self) -> bool:
+        return self.pod.template is None and self.pod.gang is None
+
+    @property
+    def rank(self) -> tuple[tuple[int, ...], int]:
+        return tuple(-level for level in self.pod.priority), self.arrival
+
+
+QUEUED = (Place.ACTIVE, Place.BACKOFF)
+
+
+class QueueMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = Queue()
+        self.known: dict[str, Known] = {}
+        self.now = 0.0
+        self.arrivals = 0
+        self.parkings = 0
+        #: When one of these equal pods was last tried.
+        self.tried: dict[tuple[Hashable, Wake], float] = {}
+
+    # What is told to the queue
+
+    @rule(step=steps)
+    def time_passes(self, step: float) -> None:
+        self.now += step
+
+    @initialize(pods=st.lists(st.tuples(uids, priorities, st.sampled_from([None, "t1"])), min_size=3, max_size=8))
+    def start(self, pods: list[tuple[str, tuple[int, ...], str | None]]) -> None:
+        for uid, priority, template in pods:
+            self.add(uid, priority, template, None, gated=False)
+
+    @rule(
+        uid=uids,
+        priority=priorities,
+        template=st.sampled_from([None, "t1", "t1", "t2"]),
+        gang=st.sampled_from([None, None, None, "g"]),
+        gated=st.sampled_from([False, False, False, True]),
+    )
+    def add(self, uid: str, priority: tuple[int, ...], template: str | None, gang: str | None, gated: bool) -> None:
+        pod = Waiting(uid, "ns", uid, priority, template, gang, gated)
+        self.queue.add(pod, self.now)
+        known = self.known.get(uid)
+        if known is None:
+            self.arrivals += 1
+            place = Place.GATED if gated else Place.ACTIVE
+            self.known[uid] = Known(pod, self.arrivals, place)
+        elif known.pod != pod:
+            known.pod = pod
+            if known.place is Place.IN_FLIGHT:
+                known.missed |= Wake.POD_CHANGED
+            else:
+                known.place = Place.GATED if gated else Place.ACTIVE
+        self.follow()
+
+    @rule(uid=uids)
+    def remove(self, uid: str) -> None:
+        self.queue.remove(uid)
+        self.known.pop(uid, None)
+        self.follow()
+
+    @rule()
+    def pop(self) -> None:
+        self.check_popped(self.queue.pop(self.now))
+
+    def check_popped(self, popped: Waiting | None) -> None:
+        self.swept()
+        due = [known for known in self.known.values() if known.place in QUEUED and known.ready_at <= self.now]
+        best = min(due, key=lambda known: known.rank, default=None)
+        if best is None:
+            assert popped is None
+            return
+        assert popped == best.pod
+        best.attempts += 1
+        assert popped.attempts == best.attempts
+        best.place, best.missed = Place.IN_FLIGHT, Wake(0)
+
+    @rule(wanted=st.lists(uids, max_size=4))
+    def take(self, wanted: list[str]) -> None:
+        taken = self.queue.take(wanted, self.now)
+        waits = (*QUEUED, Place.PARKED)
+        expected = [uid for uid in dict.fromkeys(wanted) if uid in self.known and self.known[uid].place in waits]
+        assert [pod.uid for pod in taken] == expected
+        for uid in expected:
+            known = self.known[uid]
+            known.attempts += 1
+            known.place, known.missed = Place.IN_FLIGHT, Wake(0)
+        self.follow()
+
+    def flying(self, pick: int) -> str:
+        """One of the pods in flight, if there is one; else any, to which nothing must happen."""
+        flying = [uid for uid, known in self.known.items() if known.place is Place.IN_FLIGHT] or UIDS
+        return flying[pick % len(flying)]
+
+    @rule(
+        meanwhile=st.none() | events,
+        end=st.sampled_from(["park", "park", "park", "retry", "placed", "remove"]),
+        reasons=some_events,
+    )
+    def a_try(self, meanwhile: Wake | None, end: str, reasons: Wake) -> None:
+        """A pod is popped, something may happen, and its try ends."""
+        popped = self.queue.pop(self.now)
+        self.check_popped(popped)
+        if meanwhile is not None:
+            self.wake(meanwhile, None)
+        if popped is None:
+            return
+        match end:
+            case "park":
+                self.park_it(popped.uid, reasons)
+            case "retry":
+                self.retry_it(popped.uid)
+            case "placed":
+                self.queue.placed(popped.uid)
+                self.follow()
+            case "remove":
+                self.remove(popped.uid)
+
+    @rule(reasons=some_events)
+    def nothing_fits(self, reasons: Wake) -> None:
+        """Everybody who can be tried is, and is parked."""
+        tried = []
+        while (popped := self.queue.pop(self.now)) is not None:
+            self.check_popped(popped)
+            tried.append(popped.uid)
+        self.check_popped(None)
+        for uid in tried:
+            self.park_it(uid, reasons)
+
+    @rule(pick=picks, reasons=events)
+    def park(self, pick: int, reasons: Wake) -> None:
+        self.park_it(self.flying(pick), reasons)
+
+    def park_it(self, uid: str, reasons: Wake) -> None:
+        self.queue.park(uid, reasons, self.now)
+        known = self.known.get(uid)
+        if known is not None and known.place is Place.IN_FLIGHT:
+            self.land(known)
+            known.reasons = reasons
+            if not known.pod.gated and not known.missed & (reasons | Wake.POD_CHANGED):
+                self.parkings += 1
+                known.place, known.parked_as = Place.PARKED, self.parkings
+                self.tried[known.pod.kin, reasons] = self.now
+        self.follow()
+
+    @rule(pick=picks)
+    def retry(self, pick: int) -> None:
+        self.retry_it(self.flying(pick))
+
+    def retry_it(self, uid: str) -> None:
+        self.queue.retry(uid, self.now)
+        known = self.known.get(uid)
+        if known is not None and known.place is Place.IN_FLIGHT:
+            self.land(known)
+        self.follow()
+
+    def land(self, known: Known) -> None:
+        known.ready_at = self.now + min(10, 2 ** (known.attempts - 1))
+        known.place = Place.GATED if known.pod.gated else Place.ACTIVE
+
+    @rule(pick=picks)
+    def placed(self, pick: int) -> None:
+        self.queue.placed(self.flying(pick))
+        self.follow()
+
+    @rule(events=events, only=st.none() | st.sets(uids))
+    def wake(self, events: Wake, only: set[str] | None) -> None:
+        """Who waits for one of these is tried, or one of its equals is, which speaks for it."""
+        self.queue.wake(events, self.now, where=None if only is None else lambda pod: pod.uid in only)
+        for uid, known in self.known.items():
+            if only is not None and uid not in only:
+                continue
+            if known.place is Place.IN_FLIGHT:
+                known.missed |= events
+            elif known.place is Place.PARKED and known.reasons & events:
+                equals = [other for other in self.known if self.known[other].pod.kin == known.pod.kin]
+                places = {self.queue.place_of(other) for other in equals if only is None or other in only}
+                assert places & set(QUEUED)
+                if known.alone:
+                    known.place = Place.ACTIVE
+        self.follow()
+
+    @rule()
+    def sweep(self) -> None:
+        self.queue.sweep(self.now)
+        self.swept()
+
+    def swept(self) -> None:
+        """Of equal pods parked for the same reasons the longest parked comes back when none was tried for long."""
+        for bench, since in self.tried.items():
+            if self.now >= since + 300:
+                self.tried[bench] = self.now
+                parked = [known for known in self.parked() if (known.pod.kin, known.reasons) == bench]
+                min(parked, key=lambda known: known.parked_as).place = Place.ACTIVE
+        self.follow()
+
+    def parked(self) -> list[Known]:
+        return [known for known in self.known.values() if known.place is Place.PARKED]
+
+    def follow(self) -> None:
+        """A parked pod with equals may be woken for their sake at any time; nothing else moves without being told."""
+        for uid, known in self.known.items():
+            if known.place is Place.PARKED and not known.alone and self.queue.place_of(uid) in QUEUED:
+                known.place = Place.ACTIVE
+        benches = {(known.pod.kin, known.reasons) for known in self.parked()}
+        self.tried = {bench: since for bench, since in self.tried.items() if bench in benches}
+
+    @precondition(lambda self: self.parked())
+    @rule(events=some_events)
+    def room_for_all(self, events: Wake) -> None:
+        """Cards enough for everybody: whoever waits for this is tried, in less than half a minute."""
+        expected = {uid for uid, known in self.known.items() if known.place is Place.PARKED and known.reasons & events}
+        self.wake(events, None)
+        seen: set[str] = set()
+        while True:
+            popped = self.queue.pop(self.now)
+            self.check_popped(popped)
+            if popped is not None:
+                seen.add(popped.uid)
+                self.remove(popped.uid)
+                continue
+            later = self.queue.next_time()
+            if later is None or later > self.now + 20:
+                break
+            self.now = max(self.now, later)
+        assert expected <= seen
+
+    # What always holds
+
+    @invariant()
+    def everyone_is_in_one_place(self) -> None:
+        assert len(self.queue) == len(self.known)
+        assert all((uid in self.queue) == (uid in self.known) for uid in UIDS)
+        places = [self.queue.place_of(uid) for uid in self.known]
+        assert self.queue.counts() == {place: places.count(place) for place in Place}
+
+    @invariant()
+    def everyone_is_where_the_model_has_it(self) -> None:
+        for uid, known in self.known.items():
+            place = self.queue.place_of(uid)
+            assert place in (QUEUED if known.place in QUEUED else (known.place,)), uid
+
+    @invariant()
+    def the_next_time_is_told(self) -> None:
+        """Waiting until then misses nobody."""
+        times = [since + 300 for since in self.tried.values()]
+        backoffs = [known.ready_at for uid, known in self.known.items() if self.queue.place_of(uid) is Place.BACKOFF]
+        assert self.queue.next_time() == min(times + backoffs, default=None)
+
+    def teardown(self) -> None:
+        """In the end everyone who has no gate is tried, whatever happened."""
+        for uid, known in self.known.items():
+            if known.place is Place.IN_FLIGHT:
+                self.queue.retry(uid, self.now)
+        free = {uid for uid, known in self.known.items() if not known.pod.gated}
+        tried = set()
+        while (popped := self.queue.pop(self.now + 1000)) is not None:
+            tried.add(popped.uid)
+            self.queue.remove(popped.uid)
+        assert tried == free
+
+
+QueueMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
+TestQueue = QueueMachine.TestCase
+
+
+def test_the_same_pod_with_another_count_of_tries_is_the_same() -> None:
+    pod = Waiting("a", "ns", "a")
+    assert replace(pod, attempts=3, queued_at=9.0) == pod
