@@ -3,10 +3,10 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from tests.testbed.apiserver import ApiServer
 from tests.testbed.images import BUSYBOX
-from tests.testbed.node import Node
 from tests.testbed.processes import TestbedError
 
 #: Runs until it is told to end.
@@ -34,6 +34,12 @@ def pod(name: str, containers: Sequence[dict], init: Sequence[dict] = (), restar
     return {"metadata": {"name": name}, "spec": spec}
 
 
+class Named(Protocol):
+    """A node, real or simulated: all that is needed of it here is its name."""
+
+    name: str
+
+
 class Pods:
     """The pods of one namespace."""
 
@@ -42,7 +48,7 @@ class Pods:
         self.namespace = namespace
         self._path = f"/api/v1/namespaces/{namespace}/pods"
 
-    def create(self, manifest: dict, node: Node) -> None:
+    def create(self, manifest: dict, node: Named) -> None:
         """Create a pod on a node."""
         spec = {**manifest["spec"], "nodeName": node.name}
         self.apiserver.request("POST", self._path, {**manifest, "spec": spec})

@@ -1,4 +1,4 @@
 """The embedded cluster: a Kubernetes API server in memory, for trying, developing and testing. Not for production.
 
-It stores and answers; it runs no controllers and no nodes, and keeps nothing when it ends.
+The server stores and answers; `controllers` run workloads beside it. Nothing is kept when it ends.
 """

@@ -76,8 +76,10 @@ class EmbeddedApi:
         return self._pki.authority
 
     def kubeconfig(self) -> Path:
-        """A kubeconfig with the token, which may do everything."""
-        path = self.directory / "kubeconfig"
+        """A kubeconfig with the token, which may do everything. It is there once the server listens."""
+        return self.directory / "kubeconfig"
+
+    def _write_kubeconfig(self) -> None:
         content = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -88,9 +90,9 @@ class EmbeddedApi:
             "contexts": [{"name": "shoal", "context": {"cluster": "shoal", "user": "admin"}}],
             "current-context": "shoal",
         }
+        path = self.kubeconfig()
         path.touch(mode=0o600)
         path.write_text(yaml.safe_dump(content))
-        return path
 
     async def __aenter__(self) -> EmbeddedApi:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -104,6 +106,7 @@ class EmbeddedApi:
         await site.start()
         self.port = self._runner.addresses[0][1]
         self._server.address = f"127.0.0.1:{self.port}"
+        self._write_kubeconfig()
         return self
 
     async def __aexit__(

@@ -5,6 +5,7 @@ One handler takes every path, since kinds come and go with their definitions.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from typing import Any, Final
@@ -20,10 +21,12 @@ from shoal.embedded.http.answers import answer, form_of, refusal, shown, shown_l
 from shoal.embedded.http.discovery import VERSION, discover
 from shoal.embedded.http.lists import list_objects, truth
 from shoal.embedded.http.lists import read_options as read_list_options
+from shoal.embedded.http.logs import serve_log
 from shoal.embedded.http.paths import NoSuchGroupError, Target, require_namespace, resolve
 from shoal.embedded.http.reviews import review
 from shoal.embedded.http.watches import Watches
 from shoal.embedded.kinds import SUBRESOURCE_KINDS
+from shoal.embedded.logs import LogSources
 from shoal.embedded.registry import Registry
 from shoal.embedded.store import Object
 
@@ -37,15 +40,19 @@ class Server:
 
     def __init__(self, registry: Registry, deletion: Deletion, *, token: str) -> None:
         self.watches = Watches(registry)
+        #: Where the logs of containers are; the nodes fill it.
+        self.logs = LogSources()
         self.address = ""
         self._registry = registry
         self._deletion = deletion
         self._token = token
+        self._readers: set[asyncio.Task[object]] = set()
 
     def application(self) -> web.Application:
         """The application to run."""
         app = web.Application(client_max_size=bodies.LIMIT + 1)
         app.router.add_route("*", "/{path:.*}", self._handle)
+        app.on_shutdown.append(self._end_logs)
         return app
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -200,6 +207,10 @@ class Server:
             return await self._act(request, target)
         if target.subresource == "scale":
             return await self._scale(request, target)
+        if target.subresource == "log":
+            if request.method != "GET":
+                raise method_not_allowed()
+            return await self._log(request, target)
         allowed = ("PUT",) if target.subresource == "finalize" else ("GET", "PUT", "PATCH")
         if request.method not in allowed:
             raise method_not_allowed()
@@ -218,6 +229,20 @@ class Server:
             dry_run=_dry_run(request),
         )
         return answer(obj)
+
+    async def _log(self, request: web.Request, target: Target) -> web.StreamResponse:
+        task = asyncio.current_task()
+        assert task is not None
+        self._readers.add(task)
+        try:
+            return await serve_log(request, self._registry, self.logs, target.namespace, target.name)
+        finally:
+            self._readers.discard(task)
+
+    async def _end_logs(self, _: web.Application) -> None:
+        """Whoever follows a log would hold up the end of the server."""
+        for task in self._readers:
+            task.cancel()
 
     async def _act(self, request: web.Request, target: Target) -> web.Response:
         if request.method != "POST":

@@ -1,0 +1,145 @@
+"""kubelet's record of devices, `kubelet_internal_checkpoint`, in its own JSON with its own checksum."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from shoal.embedded.nodes.errors import CheckpointError
+
+#: The NUMA node of a device that is near none.
+NO_NUMA: Final = -1
+_FNV_OFFSET: Final = 0x811C9DC5
+_FNV_PRIME: Final = 0x01000193
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The devices of one resource that one container has, and what the plugin said to them, as protobuf."""
+
+    pod_uid: str
+    container: str
+    resource: str
+    #: By NUMA node.
+    devices: Mapping[int, tuple[str, ...]]
+    response: bytes
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset(device for devices in self.devices.values() for device in devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """All of it: who has what, and the healthy devices by resource."""
+
+    entries: tuple[Entry, ...] = ()
+    registered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    PodUID: str
+    ContainerName: str
+    ResourceName: str
+    DeviceIDs: dict[str, list[str]]
+    AllocResp: str
+
+
+class _Data(msgspec.Struct, frozen=True):
+    PodDeviceEntries: list[_Entry] | None
+    RegisteredDevices: dict[str, list[str]] | None
+
+
+class _File(msgspec.Struct, frozen=True):
+    Data: _Data
+    Checksum: int
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """The file's content."""
+    entries = [
+        _Entry(
+            PodUID=one.pod_uid,
+            ContainerName=one.container,
+            ResourceName=one.resource,
+            DeviceIDs={str(numa): list(devices) for numa, devices in one.devices.items()},
+            AllocResp=base64.b64encode(one.response).decode(),
+        )
+        for one in checkpoint.entries
+    ]
+    data = _Data(entries or None, {name: list(devices) for name, devices in checkpoint.registered.items()})
+    return msgspec.json.encode(_File(data, checksum(checkpoint)))
+
+
+def decode(content: bytes) -> Checkpoint:
+    """What a file says; CheckpointError if it is damaged."""
+    try:
+        file = msgspec.json.decode(content, type=_File)
+        entries = tuple(_entry(one) for one in file.Data.PodDeviceEntries or ())
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint cannot be read: {error}") from error
+    registered = {name: tuple(devices) for name, devices in (file.Data.RegisteredDevices or {}).items()}
+    checkpoint = Checkpoint(entries, registered)
+    actual = checksum(checkpoint)
+    if actual != file.Checksum:
+        raise CheckpointError(f"checkpoint is corrupted: checksum {actual}, {file.Checksum} is written")
+    return checkpoint
+
+
+def _entry(one: _Entry) -> Entry:
+    try:
+        response = base64.b64decode(one.AllocResp, validate=True)
+    except binascii.Error as error:
+        raise CheckpointError(f"the plugin's answer for {one.ContainerName!r} is not base64") from error
+    devices = {int(numa): tuple(ids) for numa, ids in one.DeviceIDs.items()}
+    return Entry(one.PodUID, one.ContainerName, one.ResourceName, devices, response)
+
+
+def checksum(checkpoint: Checkpoint) -> int:
+    """kubelet's checksum: FNV-1a over the data as its debug printer writes it."""
+    entries = " ".join(
+        f"{{PodUID:(string){one.pod_uid} ContainerName:(string){one.container} ResourceName:(string){one.resource} "
+        f"DeviceIDs:(checkpoint.DevicesPerNUMA)map[{_lists(one.devices)}] "
+        f"AllocResp:([]uint8)[{' '.join(map(str, one.response))}]}}"
+        for one in checkpoint.entries
+    )
+    listed = f"[{entries}]" if checkpoint.entries else "<nil>"
+    registered = " ".join(f"{name}:[{' '.join(ids)}]" for name, ids in sorted(checkpoint.registered.items()))
+    return _fnv(
+        f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry){listed} "
+        f"RegisteredDevices:(map[string][]string)map[{registered}]}}".encode()
+    )
+
+
+def _lists(devices: Mapping[int, tuple[str, ...]]) -> str:
+    return " ".join(f"{numa}:[{' '.join(ids)}]" for numa, ids in sorted(devices.items()))
+
+
+def _fnv(content: bytes) -> int:
+    value = _FNV_OFFSET
+    for byte in content:
+        value = ((value ^ byte) * _FNV_PRIME) & 0xFFFFFFFF
+    return value
+
+
+def write(path: Path, checkpoint: Checkpoint) -> None:
+    """Put the file into place, whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(encode(checkpoint))
+    draft.replace(path)
+
+
+def read(path: Path) -> Checkpoint | None:
+    """What is there; None without a file."""
+    try:
+        return decode(path.read_bytes())
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,103 @@
+"""kubelet's PodResources service, v1: which container has which devices, as monitors and agents ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from shoal.embedded.nodes.devices.accounting import Accounts
+from shoal.embedded.nodes.devices.checkpoint import NO_NUMA
+from shoal.embedded.nodes.devices.plugins import socket_address
+from shoal.embedded.nodes.pods.states import containers_of
+from shoal.kubelet.api import podresources_pb2 as api
+from shoal.kubelet.api import podresources_pb2_grpc as rpc
+from shoal.model.request import ContainerKind
+
+
+class PodResources(rpc.PodResourcesListerServicer):
+    """The service of one node. `pods` gives the pods that are active on it."""
+
+    def __init__(
+        self, socket: Path, accounts: Callable[[], Accounts], pods: Callable[[], Iterable[Mapping[str, Any]]]
+    ) -> None:
+        self._socket = socket
+        self._accounts = accounts
+        self._pods = pods
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        """Serve."""
+        self._socket.parent.mkdir(parents=True, exist_ok=True)
+        self._socket.unlink(missing_ok=True)
+        # A node can have more devices than fit into a message of the usual size.
+        self._server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
+        rpc.add_PodResourcesListerServicer_to_server(self, self._server)
+        self._server.add_insecure_port(socket_address(self._socket))
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Serve no longer."""
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    async def List(  # noqa: N802 - the wire's name
+        self, request: api.ListPodResourcesRequest, context: object
+    ) -> api.ListPodResourcesResponse:
+        """All active pods."""
+        return api.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self._pods()])
+
+    async def Get(  # noqa: N802 - the wire's name
+        self,
+        request: api.GetPodResourcesRequest,
+        context: grpc.aio.ServicerContext[api.GetPodResourcesRequest, api.GetPodResourcesResponse],
+    ) -> api.GetPodResourcesResponse:
+        """One pod."""
+        key = (request.pod_namespace, request.pod_name)
+        found = [pod for pod in self._pods() if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == key]
+        if not found:
+            why = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
+            await context.abort(grpc.StatusCode.UNKNOWN, why)
+        return api.GetPodResourcesResponse(pod_resources=self._pod(found[0]))
+
+    async def GetAllocatableResources(  # noqa: N802 - the wire's name
+        self, request: api.AllocatableResourcesRequest, context: object
+    ) -> api.AllocatableResourcesResponse:
+        """All healthy devices."""
+        accounts = self._accounts()
+        answer = api.AllocatableResourcesResponse()
+        for resource, ids in accounts.healthy.items():
+            for one in sorted(ids):
+                # In place: there may be hundreds of thousands.
+                entry = answer.devices.add(resource_name=resource, device_ids=[one])
+                for numa in accounts.devices[resource][one].numa:
+                    entry.topology.nodes.add(ID=numa)
+        return answer
+
+    def _pod(self, pod: Mapping[str, Any]) -> api.PodResources:
+        meta, accounts = pod["metadata"], self._accounts()
+        containers = [
+            # Ordinary init containers are not listed.
+            api.ContainerResources(name=one["name"], devices=_held(accounts, meta["uid"], one["name"]))
+            for kind, one in containers_of(pod["spec"])
+            if kind is not ContainerKind.INIT
+        ]
+        return api.PodResources(name=meta["name"], namespace=meta["namespace"], containers=containers)
+
+
+def _held(accounts: Accounts, uid: str, container: str) -> list[api.ContainerDevices]:
+    """An entry for each device, as kubelet lists them."""
+    return [
+        api.ContainerDevices(
+            resource_name=resource,
+            device_ids=[one],
+            topology=None if numa == NO_NUMA else api.TopologyInfo(nodes=[api.NUMANode(ID=numa)]),
+        )
+        for resource, entry in accounts.held_by(uid, container).items()
+        for numa, ids in entry.devices.items()
+        for one in ids
+    ]

@@ -1,0 +1,31 @@
+"""What can go wrong on simulated nodes."""
+
+from __future__ import annotations
+
+
+class NodesError(Exception):
+    """Root of every error `shoal.embedded.nodes` raises."""
+
+
+class ClusterError(NodesError, ValueError):
+    """A description of nodes that cannot be read."""
+
+
+class WorkloadError(NodesError, ValueError):
+    """A pod's description of what it simulates that cannot be read."""
+
+
+class AllocationError(NodesError):
+    """Devices that a container cannot have, in kubelet's words."""
+
+
+class CheckpointError(NodesError):
+    """A checkpoint that is no checkpoint, or not the one that was written."""
+
+
+class ConfigError(NodesError):
+    """A container that cannot be configured, in kubelet's words."""
+
+
+class HookError(NodesError):
+    """A hook failed; the message is what it wrote to its standard error."""

@@ -1,0 +1,111 @@
+"""Whether a node takes a pod: kubelet's own check of resources, selectors and taints, in its words. Pure.
+
+Devices come before this and elsewhere: `shoal.embedded.nodes.devices.manager`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+from shoal.embedded.nodes.pods.states import containers_of
+from shoal.embedded.rules.pods import is_extended
+from shoal.model import quantity
+from shoal.model.request import phases
+
+_NATIVE: Final = ("cpu", "memory", "ephemeral-storage")
+Amounts = dict[str, Fraction]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a pod is not taken."""
+
+    reason: str
+    message: str
+
+
+def requests_of(spec: Mapping[str, Any]) -> Amounts:
+    """All that a pod needs at once, by resource."""
+    each = tuple((kind, _requests(one)) for kind, one in containers_of(spec))
+    names = {name for _, amounts in each for name in amounts}
+    needed = {
+        name: max(sum((amounts.get(name, Fraction(0)) for amounts in phase), Fraction(0)) for phase in phases(each))
+        for name in names
+    }
+    for name, amount in (spec.get("overhead") or {}).items():
+        needed[name] = needed.get(name, Fraction(0)) + quantity.parse(amount)
+    return needed
+
+
+def _requests(container: Mapping[str, Any]) -> Amounts:
+    return {
+        name: quantity.parse(amount)
+        for name, amount in ((container.get("resources") or {}).get("requests") or {}).items()
+    }
+
+
+def check(
+    pod: Mapping[str, Any],
+    node: Mapping[str, Any],
+    others: Iterable[Amounts],
+    *,
+    held: Mapping[str, int],
+) -> Refusal | None:
+    """Why the node does not take the pod. `others` is what each pod on it needs, `held` its devices in use."""
+    spec = pod["spec"]
+    present = list(others)
+    allocatable = {name: quantity.parse(amount) for name, amount in node["status"].get("allocatable", {}).items()}
+    # Devices that are in use count even if their plugin is gone, so that running pods are taken again.
+    for name, count in held.items():
+        allocatable[name] = max(allocatable.get(name, Fraction(0)), Fraction(count))
+    capacity = int(allocatable.get("pods", Fraction(110)))
+    if len(present) + 1 > capacity:
+        return _short("pods", 1, len(present), capacity)
+    needed = requests_of(spec)
+    for name in (*_NATIVE, *sorted(set(needed) - set(_NATIVE))):
+        # An extended resource that the node does not know is somebody else's business.
+        if not needed.get(name) or (name not in allocatable and is_extended(name)):
+            continue
+        used = sum((amounts.get(name, Fraction(0)) for amounts in present), Fraction(0))
+        if needed[name] + used > allocatable.get(name, 0):
+            scale = 1000 if name == "cpu" else 1
+            numbers = (math.ceil(amount * scale) for amount in (needed[name], used, allocatable.get(name, Fraction(0))))
+            return _short(name, *numbers)
+    return _selected(spec, node)
+
+
+def _short(name: str, requested: int, used: int, capacity: int) -> Refusal:
+    text = f"Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
+    return Refusal(f"OutOf{name}", text)
+
+
+def _selected(spec: Mapping[str, Any], node: Mapping[str, Any]) -> Refusal | None:
+    labels = node["metadata"].get("labels") or {}
+    if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
+        why = "node(s) didn't match Pod's node affinity/selector"
+        return Refusal("NodeAffinity", f"Predicate NodeAffinity failed: {why}")
+    taints = [one for one in node["spec"].get("taints") or () if one.get("effect") == "NoExecute"]
+    if any(not tolerated(taint, spec.get("tolerations") or ()) for taint in taints):
+        why = "node(s) had taints that the pod didn't tolerate"
+        return Refusal("TaintToleration", f"Predicate TaintToleration failed: {why}")
+    return None
+
+
+def tolerated(taint: Mapping[str, Any], tolerations: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether one of the tolerations covers the taint."""
+    return any(tolerates(one, taint) for one in tolerations)
+
+
+def tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    """Whether a toleration covers a taint."""
+    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
+        return False
+    if toleration.get("key") and toleration["key"] != taint.get("key"):
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return True
+    return bool(toleration.get("key")) and toleration.get("value", "") == taint.get("value", "")
