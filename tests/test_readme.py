@@ -16,13 +16,20 @@ def _commands(text: str) -> list[str]:
     return re.findall(r"(?:^|`)(?:\$ )?((?:make|shoal) [^`\n#]*)", text, re.MULTILINE)
 
 
+def _steady(output: str) -> str:
+    """Without what differs from run to run: the time it took, and the ends of generated names."""
+    output = re.sub(r"ready after [0-9.]+ s", "ready after … s", output)
+    return re.sub(r"(nbody-[a-z0-9]+-)[a-z0-9]{5} ", r"\1….. ", output)
+
+
 def test_the_demo_in_the_readme_is_the_real_one() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = re.search(r"<!-- demo -->.*?```\n(.*?)```\n<!-- /demo -->", readme, re.DOTALL)
     assert shown
     result = CliRunner().invoke(main, ["demo"])
     assert result.exit_code == 0
-    assert result.output.endswith(shown[1])
+    # A Job's pod may have ended by the time it is looked at.
+    assert _steady(result.output).replace("succeeded", "running") == _steady(shown[1])
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -43,9 +50,8 @@ def test_every_make_target_named_in_a_document_exists(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_shoal_command_named_in_a_document_exists(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
-    planned = {"up"}
     named = {command.split()[1] for command in _commands(text) if command.startswith("shoal ")}
-    assert {name for name in named if re.fullmatch(r"[a-z]+", name)} <= set(main.commands) | planned
+    assert {name for name in named if re.fullmatch(r"[a-z]+", name)} <= set(main.commands)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -1,63 +1,42 @@
+"""The demo as a user runs it: the whole embedded cluster, all examples."""
+
+import re
+from pathlib import Path
+
+import yaml
 from click.testing import CliRunner
 
 from shoal.cli.demo import demo
-from shoal.placement.policies import POLICIES
-from shoal.simulate.scene import Fate, NodeSketch, play, read_scene
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def scene(**changes: object) -> dict[str, object]:
-    """One node with two cards and one pod that asks for one of them whole."""
-    limits = changes.pop("limits", {"nvidia.com/gpu": 1})
-    return {
-        "unit": "GiB",
-        "nodes": [{"name": "n", "cpu": "8", "memory": "16Gi", "gpus": 2, "model": "T4", "mib": 16384, **changes}],
-        "pods": [
-            {
-                "expect": "placed",
-                "metadata": {"name": "p"},
-                "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]},
-            }
-        ],
-    }
-
-
-def test_every_pod_of_the_demo_ends_as_the_scene_says() -> None:
+def test_every_example_ends_as_it_should() -> None:
     result = CliRunner().invoke(demo)
     assert result.exit_code == 0, result.output
-    assert "two-containers: placed" in result.output
-    assert "too-big: pending" in result.output
-    assert "mistaken: refused" in result.output
-    assert "write 10 for 10 GiB" in result.output
+    for file in EXAMPLES.glob("[0-9]*.yaml"):
+        assert file.name in result.output
+    assert "two-containers           running on" in result.output
+    assert "model GPU" in result.output
+    assert "Allocated/Total GPU Memory In Cluster:" in result.output
 
 
-def test_binpack_fills_the_fullest_card() -> None:
-    result = CliRunner().invoke(demo, ["--policy", "binpack"])
-    places = [line for line in result.output.splitlines() if "app on" in line][:3]
-    assert len(set(places)) == 1
-    assert "3072 MiB" in places[0]
+def test_another_outcome_than_expected_fails_and_is_told(tmp_path: Path) -> None:
+    (tmp_path / "05-whole-gpu.yaml").write_text((EXAMPLES / "05-whole-gpu.yaml").read_text())
+    (tmp_path / "expected.yaml").write_text("05-whole-gpu.yaml: {whole-gpu: {pods: 1, cards: 2}}")
+    result = CliRunner().invoke(demo, ["--examples", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "Not as expected: 05-whole-gpu.yaml: whole-gpu is on 1 cards, 2 expected" in result.output
+
+
+def test_every_example_has_an_expectation_and_says_what_to_expect() -> None:
+    expected = yaml.safe_load((EXAMPLES / "expected.yaml").read_text())
+    files = sorted(path.name for path in EXAMPLES.glob("[0-9]*.yaml"))
+    assert sorted(expected) == files
+    assert all(re.match("# ", (EXAMPLES / name).read_text()) for name in files)
 
 
 def test_an_unknown_policy_is_refused_with_the_choice() -> None:
-    result = CliRunner().invoke(demo, ["--policy", "magic"])
+    result = CliRunner().invoke(demo, ["--policy", "best"])
     assert result.exit_code == 2
-    assert "no policy 'magic'" in result.output
-    assert "fragmentation" in result.output
-
-
-def test_a_pod_that_ends_otherwise_is_told() -> None:
-    _, (outcome,) = play(read_scene(scene(broken=[0, 1])), POLICIES["fragmentation"])
-    assert outcome.fate is Fate.PENDING
-    assert outcome.pod.expect is Fate.PLACED
-    assert "fallen off the bus" in outcome.refusals["n"].cards["GPU-n-0"]
-
-
-def test_a_request_that_could_never_be_right_is_refused_with_the_fix() -> None:
-    _, (outcome,) = play(read_scene(scene(limits={"aliyun.com/gpu-mem": "-1"})), POLICIES["fragmentation"])
-    assert outcome.fate is Fate.REFUSED
-    assert "'c'" in outcome.error
-    assert "-1" in outcome.error
-
-
-def test_cards_of_a_sketch_are_linked_in_pairs() -> None:
-    node = NodeSketch("n", "8", "16Gi", 3, "A100", 40960, pairs=True).node()
-    assert [[link.peer for link in card.links] for card in node.gpus] == [["GPU-n-1"], ["GPU-n-0"], []]
+    assert "binpack" in result.output

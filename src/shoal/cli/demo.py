@@ -1,29 +1,41 @@
-"""`shoal demo`: place a handful of pods on a small made-up cluster, and say for each why it went there or nowhere.
+"""`shoal demo`: the examples on an embedded cluster, from nothing to an answer for every pod.
 
-Until the embedded cluster exists this is the shortest way to see Shoal decide: the pods are real manifests, and the
-request, the ledger and the policy are those of the scheduler to come. Nothing is installed or changed.
+It starts the cluster, applies one example after another, waits until each pod runs or has said why it cannot, and
+shows who sits where. It fails when something is not where the examples say it should be.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import sys
-from importlib.resources import files
-from typing import TYPE_CHECKING
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 if TYPE_CHECKING:
-    from shoal.model.request import Share
-    from shoal.placement.books.ledger import CardBooks, Ledger
-    from shoal.simulate.scene import Outcome, Scene
+    from shoal.cli.cluster import Cluster
+    from shoal.kube.client import Client
+    from shoal.kube.objects.pod import Pod
 
-_BAR = 20
+NODES: Final = 3
+GPUS: Final = "4xA30-24G"
+#: Seconds for one example; a slow machine needs a few.
+_PATIENCE: Final = 60.0
 
 
-@click.command()
-@click.option("--policy", default="fragmentation", show_default=True, help="The policy that chooses.")
-def demo(policy: str) -> None:
-    """Place example pods on a made-up cluster and explain every decision.
+@click.command(short_help="Run the examples on a cluster with simulated GPUs.")
+@click.option(
+    "--examples",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The folder with the examples.",
+)
+@click.option("--policy", default="fragmentation", show_default=True, help="How nodes and cards are chosen.")
+def demo(examples: Path | None, policy: str) -> None:
+    """Start a cluster with simulated GPUs, apply the examples, and show who got which card and why somebody did not.
 
     \b
     shoal demo
@@ -31,81 +43,163 @@ def demo(policy: str) -> None:
     """
     from shoal.placement.errors import PolicyError
     from shoal.placement.policies import policy_named
-    from shoal.simulate.scene import play
 
+    logging.basicConfig(level=logging.CRITICAL)
     try:
-        chosen = policy_named(policy)
+        policy_named(policy)
     except PolicyError as error:
         raise click.BadParameter(str(error), param_hint="--policy") from None
-    scene = _scene()
-    ledger, outcomes = play(scene, chosen)
-    click.echo(f"{len(scene.pods)} pods, {len(scene.nodes)} nodes, policy {policy}; gpu-mem counts in {scene.unit}.\n")
-    for outcome in outcomes:
-        _tell(outcome)
-    _show(ledger)
-    wrong = [outcome.pod.name for outcome in outcomes if outcome.fate is not outcome.pod.expect]
+    folder = examples or _folder()
+    with tempfile.TemporaryDirectory(prefix="shoal-") as directory:
+        wrong = asyncio.run(_play(folder, policy, Path(directory)))
     if wrong:
-        click.echo(f"\nNot as expected: {', '.join(wrong)}", err=True)
+        for line in wrong:
+            click.echo(f"Not as expected: {line}", err=True)
         sys.exit(1)
     click.echo("\nEvery pod is where it should be, or nowhere for a reason.")
 
 
-def _scene() -> Scene:
+def _folder() -> Path:
+    """The examples beside the package: in a wheel inside it, in a clone at the root."""
+    import shoal
+
+    package = Path(shoal.__file__).parent
+    for folder in (package / "examples", package.parents[1] / "examples"):
+        if folder.is_dir():
+            return folder
+    raise click.ClickException("the examples are not here: give their folder with --examples")
+
+
+async def _play(folder: Path, policy: str, directory: Path) -> list[str]:
     import yaml
 
-    from shoal.simulate.scene import read_scene
+    from shoal.cli.cluster import Cluster, Plan
+    from shoal.embedded.nodes.cluster import few
 
-    return read_scene(yaml.safe_load(files("shoal.cli").joinpath("demo.yaml").read_text(encoding="utf-8")))
-
-
-def _tell(outcome: Outcome) -> None:
-    click.echo(f"{click.style(outcome.pod.name, bold=True)}: {outcome.fate}")
-    if outcome.allocation is not None:
-        for container in outcome.allocation.containers:
-            cards = ", ".join(f"GPU{card.index} {_share(card.share)}" for card in container.cards)
-            note = "" if container.kind == "app" else f" ({container.kind} container)"
-            click.echo(f"    {container.name}{note} on {outcome.allocation.node}: {cards}")
-    elif outcome.request is None:
-        click.echo(f"    {outcome.error}")
-    for node, refusal in outcome.refusals.items():
-        click.echo(f"    {node}: {refusal.reason}")
-        for uuid, reason in refusal.cards.items():
-            click.echo(f"        {uuid}: {reason}")
-
-
-def _share(share: Share) -> str:
-    if share.exclusive:
-        return "whole"
-    parts = [
-        text
-        for amount, text in (
-            (share.memory_mib, f"{share.memory_mib} MiB"),
-            (share.compute, f"{share.compute} % compute"),
-            (share.clients, f"{share.clients} MPS client"),
+    expected: dict[str, dict[str, Any]] = yaml.safe_load((folder / "expected.yaml").read_text(encoding="utf-8"))
+    started = time.monotonic()
+    _progress("starting a cluster")
+    async with Cluster(Plan(few(NODES, GPUS), policy=policy), directory) as cluster, cluster.client() as client:
+        await cluster.ready()
+        _progress("")
+        click.echo(
+            f"A cluster of {NODES} nodes, {GPUS} each, simulated; ready after {time.monotonic() - started:.1f} s."
         )
-        if amount
-    ]
-    return " + ".join(parts)
+        wrong: list[str] = []
+        for number, (file, outcomes) in enumerate(expected.items(), 1):
+            _progress(f"{number}/{len(expected)} {file}")
+            lines, problems = await _apply(client, folder / file, outcomes)
+            _progress("")
+            click.echo(f"\n{click.style(file, bold=True)}")
+            for line in lines:
+                click.echo(f"  {line}")
+            wrong += [f"{file}: {problem}" for problem in problems]
+        click.echo("\n" + await _table(client, cluster), nl=False)
+    return wrong
 
 
-def _show(ledger: Ledger) -> None:
-    click.echo("\nThe ledger:")
-    for node in ledger.nodes():
-        for card in node.slots:
-            click.echo(f"  {node.name:<8} GPU{card.inventory.index}  {_bar(card)}  {_used(card)}")
+async def _apply(client: Client, path: Path, outcomes: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Apply one file and wait for what it should lead to: what happened, and what is not as it should be."""
+    from shoal.cli import manifests
+    from shoal.kube.errors import AlreadyExistsError, ForbiddenError
+
+    refused = str(outcomes.get("refused", ""))
+    for manifest in manifests.read(path):
+        try:
+            await client.create(manifest.resource, manifest.obj, namespace=manifest.namespace)
+        except AlreadyExistsError:
+            continue  # two examples share a namespace
+        except ForbiddenError as error:
+            why = error.message.split("denied request: ")[-1]
+            return [f"refused: {why}"], [] if refused and refused in why else [f"refused: {why}"]
+    if refused:
+        return [], ["was not refused"]
+    lines: list[str] = []
+    problems: list[str] = []
+    for prefix, outcome in outcomes.items():
+        pods = await _settled(client, prefix, outcome)
+        lines += [_line(pod) for pod in pods]
+        problems += _problems(prefix, outcome, pods)
+    return lines, problems
 
 
-def _bar(card: CardBooks) -> str:
-    filled = _BAR if card.exclusive else round(_BAR * card.memory_mib / card.inventory.memory_mib)
-    return "█" * filled + "░" * (_BAR - filled)
+async def _settled(client: Client, prefix: str, outcome: dict[str, Any]) -> list[Pod]:
+    """The pods of that name when all are there and either run, have ended or tell why they wait."""
+    from shoal.kube.resources import PODS
+
+    until = time.monotonic() + _PATIENCE
+    while True:
+        pods = [pod for pod in (await client.list(PODS)).items if pod.metadata.name.startswith(prefix)]
+        pods.sort(key=lambda pod: pod.metadata.name)
+        told = [pod for pod in pods if pod.status.phase != "Pending" or ("pending" in outcome and _waits(pod))]
+        if len(told) == outcome["pods"] or time.monotonic() > until:
+            return pods
+        await asyncio.sleep(0.05)
 
 
-def _used(card: CardBooks) -> str:
-    fault = card.fault()
-    if fault is not None:
-        return fault
-    if card.exclusive:
-        return "taken whole"
-    booked = f"{card.memory_mib} of {card.inventory.memory_mib} MiB"
-    pods = f", {card.pods} pod{'s' if card.pods > 1 else ''}" if card.pods else ""
-    return booked + pods
+def _waits(pod: Pod) -> str:
+    """Why the pod has no node; empty when it has one or nobody has said."""
+    found = (condition for condition in pod.status.conditions if condition.type == "PodScheduled")
+    return next((condition.message or "" for condition in found if condition.status == "False"), "")
+
+
+def _line(pod: Pod) -> str:
+    name = f"{pod.metadata.name:<24}"
+    if not pod.spec.node_name:
+        return f"{name} pending: {_waits(pod) or 'nobody has looked at it yet'}"
+    return f"{name} {pod.status.phase.lower()} on {pod.spec.node_name}: {', '.join(_shares(pod))}"
+
+
+def _shares(pod: Pod) -> list[str]:
+    from shoal.model.contract import shoal
+
+    allocation = shoal.decode_allocation(pod.metadata.annotations[shoal.ANNOTATION_ALLOCATION])
+    several = len(allocation.containers) > 1
+    found = []
+    for container in allocation.containers:
+        for card in container.cards:
+            share = card.share
+            amounts = [
+                "whole" if share.exclusive else "",
+                f"{share.memory_mib} MiB" if share.memory_mib else "",
+                f"{share.compute} % compute" if share.compute else "",
+                "1 MPS client" if share.clients else "",
+            ]
+            text = f"GPU{card.index} {' + '.join(amount for amount in amounts if amount)}"
+            found.append(f"{container.name} {text}" if several else text)
+    return found
+
+
+def _problems(prefix: str, outcome: dict[str, Any], pods: list[Pod]) -> list[str]:
+    """What is not as the examples say."""
+    from shoal.model.contract import shoal
+
+    if len(pods) != outcome["pods"]:
+        return [f"{len(pods)} pods {prefix}, {outcome['pods']} expected"]
+    if "pending" in outcome:
+        return [f"{pod.metadata.name}: {_line(pod)}" for pod in pods if outcome["pending"] not in _waits(pod)]
+    wrong = [_line(pod) for pod in pods if pod.status.phase not in ("Running", "Succeeded")]
+    if wrong:
+        return wrong
+    allocations = [shoal.decode_allocation(pod.metadata.annotations[shoal.ANNOTATION_ALLOCATION]) for pod in pods]
+    cards = {uuid for allocation in allocations for uuid in allocation.held()}
+    nodes = {allocation.node for allocation in allocations}
+    if len(cards) != outcome["cards"]:
+        wrong.append(f"{prefix} is on {len(cards)} cards, {outcome['cards']} expected")
+    if len(nodes) > outcome.get("nodes", len(nodes)):
+        wrong.append(f"{prefix} is on {len(nodes)} nodes, {outcome['nodes']} expected")
+    return wrong
+
+
+async def _table(client: Client, cluster: Cluster) -> str:
+    """The table of `kubectl inspect gpushare`."""
+    from shoal.cli.inspect.read import read_uses
+    from shoal.cli.inspect.summary import summary
+
+    return summary(await read_uses(client, unit=cluster.plan.unit), cluster.plan.unit)
+
+
+def _progress(what: str) -> None:
+    """What goes on, on a terminal; nothing wipes it away."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{what}", nl=False, err=True)

@@ -1,0 +1,132 @@
+"""`shoal agent`: run the node daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shoal.model.contract import gpushare, nvidia
+
+if TYPE_CHECKING:
+    from shoal.agent.config import Config
+
+_FOLDER = click.Path(path_type=Path)
+
+
+@click.command(short_help="Run the node daemon: device plugin, identity, CDI.")
+@click.option("--config", "path", type=_FOLDER, metavar="FILE", help="Settings in YAML; SIGHUP reads them again.")
+@click.option("--kubeconfig", type=_FOLDER, metavar="FILE", help="How to reach the cluster.")
+@click.option("--context", default="", metavar="NAME", help="The context of the kubeconfig to use.")
+@click.option("--node-name", envvar=gpushare.ENV_NODE_NAME, metavar="NAME", help="The node this runs on.")
+@click.option("--memory-unit", type=click.Choice(list(gpushare.MemoryUnit)), help="What 1 of aliyun.com/gpu-mem means.")
+@click.option("--mps-clients", type=int, metavar="N", help="Clients of keti.com/mpsgpu per card.")
+@click.option("--counting", type=click.Choice(["auto", "devices", "node-status"]), help="How memory is counted.")
+@click.option(
+    "--device-list-strategy",
+    type=click.Choice(["auto", *nvidia.DEVICE_LIST_STRATEGIES]),
+    envvar=nvidia.ENV_DEVICE_LIST_STRATEGY,
+    help="How a container is told its cards.",
+)
+@click.option(
+    "--without-allocation",
+    type=click.Choice(["choose", "refuse"]),
+    help="What becomes of a pod that came without a choice of cards.",
+)
+@click.option("--host", help="Where health answers.")
+@click.option("--port", type=int, help="Its port; 0 takes a free one.")
+@click.option("--device-plugins", type=_FOLDER, metavar="DIR", help="kubelet's folder of plugins.")
+@click.option("--pod-resources", type=_FOLDER, metavar="SOCKET", help="kubelet's PodResources.")
+@click.option("--cdi", type=_FOLDER, multiple=True, metavar="DIR", help="CDI specs; the last is written to.")
+@click.option("--dev", type=_FOLDER, metavar="DIR", help="The host's device nodes.")
+@click.option("--cleanup", is_flag=True, help="Remove all that the agent has left on the node, and end.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warn", "error"], case_sensitive=False),
+    envvar=gpushare.ENV_LOG_LEVEL,
+    default="info",
+    show_default=True,
+    help="How much is said.",
+)
+def agent(
+    path: Path | None,
+    kubeconfig: Path | None,
+    context: str,
+    device_plugins: Path | None,
+    pod_resources: Path | None,
+    cdi: tuple[Path, ...],
+    dev: Path | None,
+    cleanup: bool,
+    log_level: str,
+    **flags: object,
+) -> None:
+    """Run the node daemon: it publishes the node's cards, and gives each container those that were chosen for it.
+
+    \b
+    Examples:
+      shoal agent --node-name gpu-1                      in a pod, or with ~/.kube/config
+      shoal agent --node-name gpu-1 --memory-unit MiB
+      shoal agent --node-name gpu-1 --cleanup            before the node is given to another stack
+    """
+    from shoal.agent import app
+    from shoal.agent.config import load
+    from shoal.agent.errors import ConfigError
+    from shoal.agent.paths import HostPaths
+    from shoal.gpu.nvml import open_nvml
+    from shoal.kube.access.load import load_access
+    from shoal.kube.errors import KubeError
+
+    logging.basicConfig(
+        level={"warn": logging.WARNING}.get(log_level.lower(), log_level.upper()),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    overrides = {_camel(name): value for name, value in flags.items() if value is not None}
+    places = {"device_plugins": device_plugins, "pod_resources": pod_resources, "cdi": cdi or None, "dev": dev}
+    paths = HostPaths(**{name: place for name, place in places.items() if place is not None})  # type: ignore[arg-type]
+    try:
+        settings = load(path, overrides)
+        access = load_access(environ=os.environ, home=Path.home(), kubeconfig=kubeconfig, context=context)
+        if cleanup:
+            asyncio.run(app.cleanup(settings, access, paths))
+            return
+    except (ConfigError, KubeError) as error:
+        raise click.ClickException(str(error)) from error
+
+    async def until_told() -> None:
+        reloads: asyncio.Queue[Config] = asyncio.Queue()
+
+        def reload() -> None:
+            try:
+                reloads.put_nowait(load(path, overrides))
+            except ConfigError as error:
+                logging.getLogger(__name__).error("the settings stay as they are: %s", error)
+
+        task = asyncio.ensure_future(
+            app.run(
+                settings,
+                access,
+                open_nvml,
+                paths,
+                reloads=reloads,
+                serving=lambda port: click.echo(f"serving on {port}"),
+            )
+        )
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(until_told())
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)

@@ -1,0 +1,133 @@
+"""The embedded cluster with everything that runs on it, in one process: API server, controllers, simulated nodes with
+an agent each, the scheduler. `shoal up` and `shoal demo` are two ways to use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from shoal.agent import app as agent
+from shoal.agent.config import FAMILIES
+from shoal.agent.config import Config as AgentConfig
+from shoal.agent.paths import HostPaths
+from shoal.embedded.app import EmbeddedApi
+from shoal.embedded.controllers.loop import Controllers
+from shoal.embedded.nodes.app import Nodes
+from shoal.embedded.nodes.cluster import NodeSpec
+from shoal.embedded.nodes.host import Host
+from shoal.kube.access.credentials import Access
+from shoal.kube.access.load import load_access
+from shoal.kube.client import Client
+from shoal.kube.objects.node import Node
+from shoal.kube.resources import NODES
+from shoal.model.contract import keti, kubernetes, shoal
+from shoal.model.contract.gpushare import MemoryUnit
+from shoal.scheduler import app as scheduler
+from shoal.scheduler.config import Config as SchedulerConfig
+from shoal.scheduler.config import Election
+
+#: On one machine nobody but its users should reach the cluster.
+_LOOPBACK: Final = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the cluster shall be."""
+
+    nodes: Sequence[NodeSpec]
+    unit: MemoryUnit = MemoryUnit.GIB
+    policy: str = "fragmentation"
+    name: str = ""
+    port: int = 0
+
+
+class Cluster:
+    """A running cluster. Use it in `async with`, which ends it; whoever waits for it hears when a part of it breaks."""
+
+    def __init__(self, plan: Plan, directory: Path) -> None:
+        self.plan = plan
+        self._directory = directory
+        self.api = EmbeddedApi(directory / "api", plan.port, admission=plan.unit)
+        self.nodes = Nodes(self.api, plan.nodes, directory / "nodes")
+        self._group = asyncio.TaskGroup()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.scheduler_port = 0
+
+    @property
+    def kubeconfig(self) -> Path:
+        """How to reach it."""
+        return self.api.kubeconfig()
+
+    def client(self) -> Client:
+        """A client of it."""
+        return Client(load_access(environ=os.environ, home=Path.home(), kubeconfig=self.kubeconfig))
+
+    async def __aenter__(self) -> Cluster:
+        await self.api.__aenter__()
+        await self._group.__aenter__()
+        self._start("controllers", Controllers(self.api.registry, self.api.deletion).run())
+        self._start("nodes", self.nodes.run())
+        access = load_access(environ=os.environ, home=Path.home(), kubeconfig=self.kubeconfig)
+        config = SchedulerConfig(
+            scheduler_names=(kubernetes.DEFAULT_SCHEDULER, keti.SCHEDULER_NAME),
+            cluster_name=self.plan.name,
+            host=_LOOPBACK,
+            port=0,
+            memory_unit=self.plan.unit,
+            policy=self.plan.policy,
+            election=Election(enabled=False),
+        )
+        self._start("scheduler", scheduler.run(config, access, identity="embedded", serving=self._on_serving))
+        for kubelet in self.nodes:
+            if kubelet.host.spec.cards:
+                self._start(f"agent of {kubelet.name}", self._agent(kubelet.host, access))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        try:
+            await self._group.__aexit__(kind, error, trace)
+        finally:
+            await self.api.__aexit__(kind, error, trace)
+
+    async def ready(self) -> None:
+        """Return when all nodes are Ready and offer their cards."""
+        cards = {spec.name: len(spec.cards) for spec in self.plan.nodes}
+        async with self.client() as client:
+            while True:
+                nodes = {node.metadata.name: node for node in (await client.list(NODES)).items}
+                if all(name in nodes and _offers(nodes[name], count) for name, count in cards.items()):
+                    return
+                await asyncio.sleep(0.05)
+
+    def _agent(self, host: Host, access: Access) -> Coroutine[None, None, None]:
+        return agent.run(
+            AgentConfig(node_name=host.spec.name, memory_unit=self.plan.unit, port=None),
+            access,
+            lambda: host.nvml,
+            HostPaths(host.folders.device_plugins, host.folders.pod_resources, host.folders.cdi),
+        )
+
+    def _start(self, name: str, part: Coroutine[None, None, None]) -> None:
+        self._tasks.append(self._group.create_task(part, name=name))
+
+    def _on_serving(self, port: int) -> None:
+        self.scheduler_port = port
+
+
+def _offers(node: Node, cards: int) -> bool:
+    """The node is Ready, and its agent has published its cards and been heard by kubelet."""
+    ready = any(condition.type == "Ready" and condition.status == "True" for condition in node.status.conditions)
+    if not cards:
+        return ready
+    offered = sum(resource in node.status.allocatable for resource in FAMILIES)
+    return ready and shoal.ANNOTATION_GPUS in node.metadata.annotations and offered == len(FAMILIES)

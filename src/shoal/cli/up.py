@@ -1,0 +1,108 @@
+"""`shoal up`: an embedded cluster that runs until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shoal.model.contract.gpushare import MemoryUnit
+
+if TYPE_CHECKING:
+    from shoal.cli.cluster import Cluster, Plan
+
+
+@click.command(short_help="Start a cluster with simulated GPUs, in this process.")
+@click.option("--nodes", type=click.IntRange(0, 5000), default=3, show_default=True, help="How many nodes.")
+@click.option("--gpus", default="4xA30-24G", show_default=True, help="The cards of each, such as 8xA100-80G,1xT4.")
+@click.option(
+    "--cluster-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Groups of nodes in YAML instead: mixed cards, labels, taints, NVLink, broken cards.",
+)
+@click.option("--clusters", type=click.IntRange(1, 16), default=1, show_default=True, help="How many such clusters.")
+@click.option(
+    "--memory-unit",
+    type=click.Choice(list(MemoryUnit)),
+    default=MemoryUnit.GIB,
+    show_default=True,
+    help="What 1 of aliyun.com/gpu-mem means.",
+)
+@click.option("--policy", default="fragmentation", show_default=True, help="How nodes and cards are chosen.")
+@click.option("--directory", type=click.Path(path_type=Path), metavar="DIR", help="Where the kubeconfigs go.")
+@click.option("--verbose", is_flag=True, help="Say what happens inside.")
+def up(
+    nodes: int,
+    gpus: str,
+    cluster_file: Path | None,
+    clusters: int,
+    memory_unit: MemoryUnit,
+    policy: str,
+    directory: Path | None,
+    verbose: bool,
+) -> None:
+    """Start a cluster with simulated GPUs in this process, for trying Shoal without Kubernetes and without a GPU.
+
+    The API server, the controllers, the scheduler and the agents are real; kubelet, containers and cards are
+    simulated. Everything is in memory and on 127.0.0.1, and gone when the command ends.
+
+    \b
+    shoal up
+    shoal up --nodes 2 --gpus 8xA100-80G --memory-unit MiB
+    shoal up --cluster-file cluster.yaml
+    """
+    from shoal.cli.cluster import Plan
+    from shoal.embedded.nodes.cluster import few, read_file
+    from shoal.embedded.nodes.errors import ClusterError
+    from shoal.placement.errors import PolicyError
+    from shoal.placement.policies import policy_named
+
+    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR)
+    try:
+        specs = read_file(cluster_file) if cluster_file else few(nodes, gpus)
+        policy_named(policy)
+    except (ClusterError, PolicyError) as error:
+        raise click.ClickException(str(error)) from error
+    names = [""] if clusters == 1 else [f"cluster{number}" for number in range(1, clusters + 1)]
+    plans = [Plan(specs, MemoryUnit(memory_unit), policy, name) for name in names]
+    with contextlib.ExitStack() as stack:
+        if directory is None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
+        asyncio.run(_serve(plans, directory))
+
+
+async def _serve(plans: Sequence[Plan], directory: Path) -> None:
+    from shoal.cli.cluster import Cluster
+
+    over = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    started = time.monotonic()
+    async with contextlib.AsyncExitStack() as stack:
+        for plan in plans:
+            cluster = await stack.enter_async_context(Cluster(plan, directory / (plan.name or "cluster")))
+            await cluster.ready()
+            _tell(cluster, time.monotonic() - started)
+        click.echo("\nCtrl-C ends it, and everything in it.")
+        await over.wait()
+
+
+def _tell(cluster: Cluster, seconds: float) -> None:
+    plan = cluster.plan
+    cards = sum(len(node.cards) for node in plan.nodes)
+    title = f"Cluster {plan.name}" if plan.name else "A cluster"
+    click.echo(f"{title} of {len(plan.nodes)} nodes with {cards} simulated GPUs, ready after {seconds:.1f} s. Try:\n")
+    click.echo(f"  export KUBECONFIG={cluster.kubeconfig}")
+    click.echo("  kubectl get nodes")
+    click.echo("  kubectl apply -f examples/01-binpack.yaml")
+    click.echo("  kubectl get pods -o wide")
+    click.echo("  kubectl logs binpack-1-0")
