@@ -92,8 +92,10 @@ class Cluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Nodes before agents: a kubelet that outlives its plugins complains about them.
         for task in self._tasks:
             task.cancel()
+            await asyncio.wait({task})
         try:
             await self._group.__aexit__(kind, error, trace)
         finally:

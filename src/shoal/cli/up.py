@@ -100,7 +100,8 @@ def _tell(cluster: Cluster, seconds: float) -> None:
     plan = cluster.plan
     cards = sum(len(node.cards) for node in plan.nodes)
     title = f"Cluster {plan.name}" if plan.name else "A cluster"
-    click.echo(f"{title} of {len(plan.nodes)} nodes with {cards} simulated GPUs, ready after {seconds:.1f} s. Try:\n")
+    nodes = f"{len(plan.nodes)} node{'' if len(plan.nodes) == 1 else 's'}"
+    click.echo(f"{title} of {nodes} with {cards} simulated GPUs, ready after {seconds:.1f} s. Try:\n")
     click.echo(f"  export KUBECONFIG={cluster.kubeconfig}")
     click.echo("  kubectl get nodes")
     click.echo("  kubectl apply -f examples/01-binpack.yaml")

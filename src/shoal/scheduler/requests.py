@@ -21,7 +21,7 @@ from shoal.model.request import Request
 #: Templates remembered; the ones unused for longest are forgotten beyond it.
 _TEMPLATES: Final = 10_000
 
-_encode = msgspec.msgpack.Encoder().encode
+_encode = msgspec.json.Encoder().encode
 
 
 class Requests:

@@ -14,7 +14,7 @@ from typing import Final
 
 from shoal.kube.objects.pod import Container, PodSpec, Quantities
 from shoal.model import quantity
-from shoal.model.contract import kubernetes
+from shoal.model.contract import gpushare, kubernetes
 from shoal.model.request import ContainerKind, phases
 
 #: No node has more of anything; what asks for more fits nowhere. 64 bits hold the sum of a thousand such pods.
@@ -100,7 +100,12 @@ def _sum(parts: Iterable[Mapping[str, Fraction]]) -> dict[str, Fraction]:
 
 
 def counted(resource: str) -> bool:
-    """Whether kube-scheduler compares this resource with what nodes have."""
+    """Whether this resource is compared with what nodes have: as kube-scheduler does, but for compute.
+
+    Few nodes publish compute, and the ledger counts it by card; kube-scheduler is told to pass it over, too.
+    """
+    if resource == gpushare.RESOURCE_COMPUTE:
+        return False
     if resource in _PLAIN or resource.startswith((kubernetes.PREFIX_HUGE_PAGES, kubernetes.PREFIX_ATTACHABLE)):
         return True
     return "/" in resource and not resource.startswith(kubernetes.PREFIX_QUOTA)

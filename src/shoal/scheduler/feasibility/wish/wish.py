@@ -33,7 +33,7 @@ _TEMPLATES: Final = 10_000
 #: A key with these in it is completed by the pod's labels, whose values they bring into selectors.
 _BY_LABELS: Final = b"matchLabelKeys"
 
-_encode = msgspec.msgpack.Encoder().encode
+_encode = msgspec.json.Encoder().encode
 T = TypeVar("T")
 NO_COMPANY: Final = Company()
 
