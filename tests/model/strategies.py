@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
-from shoal.model.gpu import Gpu, Link, MigInstance
+from shoal.model.gpu import Gpu, Isolation, Link, MigInstance
 from shoal.model.request import ContainerKind, Share
 
 uuids = st.uuids().map(lambda u: f"GPU-{u}")
@@ -75,6 +75,7 @@ def inventories(draw: st.DrawFn) -> tuple[Gpu, ...]:
                 MigInstance(f"MIG-{mig}", "1g.10gb", 9856) for mig in draw(st.lists(st.uuids(), max_size=2))
             ),
             mps_clients=draw(st.integers(0, 48)),
+            isolation=draw(st.sampled_from(Isolation)),
         )
         for uuid, index in zip(known, indices, strict=True)
     )

@@ -89,6 +89,7 @@ PINNED: dict[ModuleType, dict[str, object]] = {
     own: {
         "ANNOTATION_ALLOCATION": "shoal.dev/allocation",
         "ANNOTATION_GPUS": "shoal.dev/gpus",
+        "ANNOTATION_FAULTS": "shoal.dev/gpu-faults",
         "ANNOTATION_SIMULATE": "shoal.dev/simulate",
         "ANNOTATION_SIMULATE_PREFIX": "shoal.dev/simulate.",
         "ANNOTATION_POLICY": "shoal.dev/policy",
@@ -104,6 +105,7 @@ PINNED: dict[ModuleType, dict[str, object]] = {
         "ANNOTATION_AVOID_UUID": "shoal.dev/avoid-gpu-uuid",
         "RESOURCE_SLOT": "shoal.dev/gpu",
         "CDI_KIND": "shoal.dev/share",
+        "ENV_ISOLATION": "SHOAL_ISOLATION",
     },
     groups: {
         "LABEL_GROUP": "shoal.dev/pod-group",
@@ -150,8 +152,10 @@ def test_names_are_written_in_the_contract_only() -> None:
     """A name written twice is a name that can differ. Docstrings may mention names, code imports them."""
     package = Path(shoal.__file__).parent
     contract = package / "model" / "contract"
-    prefixes = ("aliyun.com/", "ALIYUN_COM_", "keti.com/", "nvidia.com/", "shoal.dev/", "scheduler.framework.gpushare.")
-    prefixes += ("pod-group.scheduling.sigs.k8s.io", "scheduling.x-k8s.io/")
+    prefixes = (
+        *("aliyun.com/", "ALIYUN_COM_", "keti.com/", "nvidia.com/", "shoal.dev/", "scheduler.framework.gpushare."),
+        *("pod-group.scheduling.sigs.k8s.io", "scheduling.x-k8s.io/"),
+    )
     names = {
         value
         for family in (gpushare, groups, keti, nvidia, own)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
     from shoal.agent.config import Config
 
 _FOLDER = click.Path(path_type=Path)
+_LOOK_SECONDS = 5.0
 
 
 @click.command(short_help="Run the node daemon: device plugin, identity, CDI.")
-@click.option("--config", "path", type=_FOLDER, metavar="FILE", help="Settings in YAML; SIGHUP reads them again.")
+@click.option("--config", "path", type=_FOLDER, metavar="FILE", help="Settings in YAML, read again when they change.")
 @click.option("--kubeconfig", type=_FOLDER, metavar="FILE", help="How to reach the cluster.")
 @click.option("--context", default="", metavar="NAME", help="The context of the kubeconfig to use.")
 @click.option("--node-name", envvar=gpushare.ENV_NODE_NAME, metavar="NAME", help="The node this runs on.")
@@ -39,12 +41,22 @@ _FOLDER = click.Path(path_type=Path)
     type=click.Choice(["choose", "refuse"]),
     help="What becomes of a pod that came without a choice of cards.",
 )
+@click.option(
+    "--disable-health-checks",
+    envvar=nvidia.ENV_DISABLE_HEALTH_CHECKS,
+    metavar="LIST",
+    help="XID errors that do not count, `xids`, or `all`.",
+)
+@click.option(
+    "--enable-health-checks", envvar=nvidia.ENV_ENABLE_HEALTH_CHECKS, metavar="LIST", help="Those that count after all."
+)
 @click.option("--host", help="Where health answers.")
 @click.option("--port", type=int, help="Its port; 0 takes a free one.")
 @click.option("--device-plugins", type=_FOLDER, metavar="DIR", help="kubelet's folder of plugins.")
 @click.option("--pod-resources", type=_FOLDER, metavar="SOCKET", help="kubelet's PodResources.")
 @click.option("--cdi", type=_FOLDER, multiple=True, metavar="DIR", help="CDI specs; the last is written to.")
-@click.option("--dev", type=_FOLDER, metavar="DIR", help="The host's device nodes.")
+@click.option("--dev", type=_FOLDER, metavar="DIR", help="Where the host's device nodes are seen.")
+@click.option("--host-dev", type=_FOLDER, metavar="DIR", help="Where they are on the host; /dev unless given.")
 @click.option("--cleanup", is_flag=True, help="Remove all that the agent has left on the node, and end.")
 @click.option(
     "--log-level",
@@ -62,6 +74,7 @@ def agent(
     pod_resources: Path | None,
     cdi: tuple[Path, ...],
     dev: Path | None,
+    host_dev: Path | None,
     cleanup: bool,
     log_level: str,
     **flags: object,
@@ -87,13 +100,19 @@ def agent(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     overrides = {_camel(name): value for name, value in flags.items() if value is not None}
-    places = {"device_plugins": device_plugins, "pod_resources": pod_resources, "cdi": cdi or None, "dev": dev}
+    places = {
+        "device_plugins": device_plugins,
+        "pod_resources": pod_resources,
+        "cdi": cdi or None,
+        "dev": dev,
+        "host_dev": host_dev,
+    }
     paths = HostPaths(**{name: place for name, place in places.items() if place is not None})  # type: ignore[arg-type]
     try:
         settings = load(path, overrides)
         access = load_access(environ=os.environ, home=Path.home(), kubeconfig=kubeconfig, context=context)
         if cleanup:
-            asyncio.run(app.cleanup(settings, access, paths))
+            asyncio.run(app.cleanup(settings, access, paths, open_nvml, environment=os.environ))
             return
     except (ConfigError, KubeError) as error:
         raise click.ClickException(str(error)) from error
@@ -101,11 +120,18 @@ def agent(
     async def until_told() -> None:
         reloads: asyncio.Queue[Config] = asyncio.Queue()
 
-        def reload() -> None:
+        latest = settings
+
+        def reload(*, forced: bool) -> None:
+            nonlocal latest
             try:
-                reloads.put_nowait(load(path, overrides))
+                fresh = load(path, overrides)
             except ConfigError as error:
                 logging.getLogger(__name__).error("the settings stay as they are: %s", error)
+                return
+            if forced or fresh != latest:
+                latest = fresh
+                reloads.put_nowait(fresh)
 
         task = asyncio.ensure_future(
             app.run(
@@ -114,17 +140,38 @@ def agent(
                 open_nvml,
                 paths,
                 reloads=reloads,
+                environment=os.environ,
                 serving=lambda port: click.echo(f"serving on {port}"),
             )
         )
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, reload)
+        loop.add_signal_handler(signal.SIGHUP, lambda: reload(forced=True))
+        watch = asyncio.ensure_future(_on_change(path, lambda: reload(forced=False)))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, task.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await task
+        watch.cancel()
 
     asyncio.run(until_told())
+
+
+async def _on_change(path: Path | None, reload: Callable[[], None]) -> None:
+    """Reload when the file is another one: a mounted ConfigMap is replaced whole."""
+    stamp = _stamp(path)
+    while path is not None:
+        await asyncio.sleep(_LOOK_SECONDS)
+        if (now := _stamp(path)) not in (stamp, None):
+            stamp = now
+            reload()
+
+
+def _stamp(path: Path | None) -> tuple[int, int] | None:
+    try:
+        status = None if path is None else path.stat()
+    except OSError:
+        return None  # on its way: the next look sees it
+    return None if status is None else (status.st_ino, status.st_mtime_ns)
 
 
 def _camel(name: str) -> str:

@@ -23,7 +23,7 @@ VOLTA: Final = (7, 0)
 NO_LIMIT: Final = 2**64 - 1
 _OLDEST_MPS: Final = (3, 5)
 #: CUDA of the first driver, R615, that limits the memory of cgroups.
-_LIMITING_CUDA: Final = (13, 4)
+LIMITING_CUDA: Final = (13, 4)
 
 
 class ComputeMode(StrEnum):
@@ -122,7 +122,7 @@ def _family(capability: tuple[int, int] | None) -> str:
 
 def limits_memory(driver: Driver, card: Card) -> bool:
     """Whether the driver can limit the memory that cgroups use of the card. The node needs cgroup v2 besides."""
-    return driver.cuda is not None and driver.cuda >= _LIMITING_CUDA and not card.mig
+    return driver.cuda is not None and driver.cuda >= LIMITING_CUDA and not card.mig
 
 
 @dataclass(frozen=True, slots=True)

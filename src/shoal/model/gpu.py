@@ -7,11 +7,25 @@ it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 #: MPS clients one card serves unless its node says otherwise (the KETI device plugin's default).
 DEFAULT_MPS_CLIENTS = 10
 #: More memory than any card has; a request beyond it was written in another unit than it is counted in.
 MAX_CARD_MIB = 2 * 1024 * 1024
+
+
+class Isolation(StrEnum):
+    """What keeps a container to its share of a card, from the strongest to none."""
+
+    #: The driver limits the memory of the container's cgroup: a wall.
+    CGROUP = "cgroup"
+    #: MPS limits memory and threads of the container's own namespace: a wall for its clients.
+    NAMESPACE = "mps-namespace"
+    #: MPS limits clients by their environment: a convention.
+    MPS = "mps"
+    #: Shares are counted, and nothing more.
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +64,7 @@ class Gpu:
     mig_instances: tuple[MigInstance, ...] = ()
     #: How many MPS clients the card serves; 0 when it cannot serve any.
     mps_clients: int = DEFAULT_MPS_CLIENTS
+    isolation: Isolation = Isolation.NONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import msgspec
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.contract import text
 from shoal.model.errors import CodecError, shown
-from shoal.model.gpu import DEFAULT_MPS_CLIENTS, Gpu, Link, MigInstance
+from shoal.model.gpu import DEFAULT_MPS_CLIENTS, Gpu, Isolation, Link, MigInstance
 from shoal.model.request import CardSelector, ContainerKind, Share
 
 DOMAIN: Final = "shoal.dev"
@@ -24,9 +24,13 @@ DOMAIN: Final = "shoal.dev"
 # Written by Shoal
 ANNOTATION_ALLOCATION: Final = "shoal.dev/allocation"
 ANNOTATION_GPUS: Final = "shoal.dev/gpus"
+#: On a node: faults of its cards that the agent has to remember over a restart.
+ANNOTATION_FAULTS: Final = "shoal.dev/gpu-faults"
 #: The slot resource of nodes whose memory is counted in node status: one per container that asks for a share.
 RESOURCE_SLOT: Final = "shoal.dev/gpu"
 CDI_KIND: Final = "shoal.dev/share"
+#: In a container: what keeps it to its share, one of `shoal.model.gpu.Isolation`.
+ENV_ISOLATION: Final = "SHOAL_ISOLATION"
 
 # Written by users
 ANNOTATION_POLICY: Final = "shoal.dev/policy"
@@ -123,6 +127,7 @@ class _Gpu(_Struct, frozen=True):
     mig: bool = False
     instances: Annotated[tuple[_Instance, ...], msgspec.Meta(max_length=MAX_CARDS)] = ()
     clients: _Count = DEFAULT_MPS_CLIENTS
+    isolation: Isolation = Isolation.NONE
 
 
 class _Inventory(_Struct, frozen=True):
@@ -203,6 +208,7 @@ def encode_gpus(gpus: Iterable[Gpu]) -> str:
                 mig=gpu.mig,
                 instances=tuple(_Instance(mig.uuid, mig.profile, mig.memory_mib) for mig in gpu.mig_instances),
                 clients=gpu.mps_clients,
+                isolation=gpu.isolation,
             )
             for gpu in gpus
         ),
@@ -231,6 +237,7 @@ def decode_gpus(value: str) -> tuple[Gpu, ...]:
             mig=gpu.mig,
             mig_instances=tuple(MigInstance(mig.uuid, mig.profile, mig.memory) for mig in gpu.instances),
             mps_clients=gpu.clients,
+            isolation=gpu.isolation,
         )
         for gpu in document.gpus
     )

@@ -1,0 +1,352 @@
+"""The agent's process: how the parts are joined, for one node.
+
+`run` has no global state and sets no signal handlers, so that many agents can run in one process. All it knows it has
+from the API server, from kubelet and from the CDI files; a reload ends and begins everything but the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from shoal.agent import devices, probes, runtimes
+from shoal.agent.cards import Cards, OpenDriver
+from shoal.agent.config import AUTO, Config, Counting, Unplaced
+from shoal.agent.devices import Count
+from shoal.agent.errors import AgentError
+from shoal.agent.health.on_node import NodeHealth
+from shoal.agent.limits import NO_LIMITS, Limits, Start, on_node
+from shoal.agent.limits.on_node import NodeLimits
+from shoal.agent.node import NodeObject
+from shoal.agent.paths import HostPaths
+from shoal.agent.plugin import Plugin, Resource
+from shoal.agent.pods import NodePods
+from shoal.agent.runtimes import Strategy
+from shoal.agent.starts.answers import Answers
+from shoal.agent.starts.checkpoint import Checkpoint
+from shoal.agent.starts.decisions import Decisions
+from shoal.agent.starts.edits import cards_of
+from shoal.agent.starts.gate import Gate
+from shoal.agent.starts.grants import Grants
+from shoal.agent.starts.identity import PodResources
+from shoal.agent.starts.marks import Marks
+from shoal.agent.starts.specs import Specs
+from shoal.kube.access.credentials import Access
+from shoal.kube.client import Client
+from shoal.kube.events import Recorder
+from shoal.model.contract import gpushare, keti, nvidia, shoal
+from shoal.model.gpu import Gpu, NodeGpus
+
+log = logging.getLogger(__name__)
+
+COMPONENT: Final = "shoal-agent"
+SOCKETS: Final = {
+    gpushare.RESOURCE_MEMORY: gpushare.PLUGIN_SOCKET,
+    keti.RESOURCE_MPS: keti.PLUGIN_SOCKET,
+    nvidia.RESOURCE_GPU: nvidia.DEVICE_PLUGIN_SOCKET,
+    shoal.RESOURCE_SLOT: "shoal-gpu.sock",
+}
+#: Changes that come together are answered together.
+_GATHER_SECONDS: Final = 0.05
+_RETRY_SECONDS: Final = 5.0
+_NONCE_BYTES: Final = 5
+
+
+class Agent:
+    """All parts for one node with one configuration. `run` until it is cancelled."""
+
+    def __init__(
+        self,
+        config: Config,
+        client: Client,
+        recorder: Recorder,
+        cards: Cards,
+        paths: HostPaths,
+        *,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.config = config
+        self._client = client
+        self._recorder = recorder
+        self._paths = paths
+        self._environment = environment
+        self._limits: Limits = NO_LIMITS
+        self._wake = asyncio.Event()
+        #: What keeps the devices from being listed, in words.
+        self._trouble = ""
+        self.cards = cards
+        self.node = NodeObject(client, config.node_name, isolation_changed=lambda: self._cards_changed())
+        self.health = NodeHealth(
+            cards, self.node, recorder, config.health_rules(), now=time.time, changed=lambda: self._cards_changed()
+        )
+        self.pods = NodePods(client, NodeGpus(config.node_name), unit=config.memory_unit, changed=self._wake.set)
+        self._checkpoint = Checkpoint(paths.checkpoint)
+        self._specs = Specs(paths)
+        self._marks = Marks(client)
+        self._grants: Grants | None = None
+        self.plugins: dict[str, Plugin] = {}
+
+    def waiting_for(self) -> str:
+        """Why not everything is served now; empty when it is."""
+        for name, reflector in (("the node", self.node.reflector), ("the node's pods", self.pods.reflector)):
+            if not reflector.synced.is_set() and (name == "the node" or not self.cards.waiting):
+                return f"still reading {name}: {reflector.last_error or 'no answer yet'}"
+        if self.cards.waiting or self._trouble:
+            return self.cards.waiting or self._trouble
+        away = [name for name, plugin in self.plugins.items() if not plugin.connected.is_set()]
+        if away or not self.plugins:
+            return f"kubelet has not asked for {', '.join(away) or 'any resource'} yet"
+        return ""
+
+    def _cards_changed(self) -> None:
+        self.pods.move_to(self._inventory())
+
+    # Running
+
+    async def run(self) -> None:
+        """Publish and serve, as soon as there are cards."""
+        async with contextlib.AsyncExitStack() as stack:
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            # Unwound before the group waits for its tasks, none of which ends by itself.
+            stack.callback(lambda: [task.cancel() for task in tasks])
+            tasks = [group.create_task(self.node.run(), name="node object")]
+            await stack.enter_async_context(self.node.reflector)
+            await self.node.reflector.wait_synced()
+            await self.node.wait_registered()
+            await self.cards.wait(self._publish_none)
+            self.health.recall()
+            self.pods.move_to(self._inventory())
+            await stack.enter_async_context(self.pods.reflector)
+            await self.pods.reflector.wait_synced()
+            pod_resources = await stack.enter_async_context(PodResources(self._paths.pod_resources))
+            strategy = self._strategy()
+            limits = self._build_limits(strategy)
+            self._begin(pod_resources, strategy)
+            self._cards_changed()
+            await self._first_list()
+            tasks += [group.create_task(plugin.run(), name=name) for name, plugin in self.plugins.items()]
+            tasks.append(group.create_task(self._follow(), name="devices"))
+            tasks.append(group.create_task(self.health.run(), name="health"))
+            tasks.append(group.create_task(limits.run(), name="limits"))
+            await asyncio.Event().wait()
+
+    async def _first_list(self) -> None:
+        """Know which devices are in use before any is listed: kubelet must not be told that one of them is gone."""
+        while True:
+            try:
+                self._refresh()
+                self._trouble = ""
+                return
+            except AgentError as error:
+                self._trouble = str(error)
+                log.warning("waiting: %s", error)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    def _build_limits(self, strategy: Strategy) -> NodeLimits:
+        limits = on_node.build(
+            self.config,
+            self.cards,
+            self._paths,
+            cdi=strategy.by_cdi,
+            environment=self._environment,
+            isolated=lambda: self.node.isolated,
+            changed=self._cards_changed,
+        )
+        self._limits = limits
+        return limits
+
+    def _begin(self, pod_resources: PodResources, strategy: Strategy) -> None:
+        self._specs.remove_drafts()
+        unit = self.config.memory_unit
+        gate = Gate(self.pods, self._specs, unit=unit, limits=self._limits, isolated=lambda: self.node.isolated)
+        chooses = self.config.without_allocation is Unplaced.CHOOSE
+        decisions = Decisions(self._client, self.pods, unit=unit, chooses=chooses, now_ns=time.time_ns)
+        by_mounts = strategy is Strategy.VOLUME_MOUNTS
+        answers = Answers(self.pods, self._checkpoint, gate, decisions, by_mounts=by_mounts, clock=time.monotonic)
+        self._grants = Grants(
+            self._recorder,
+            self.pods,
+            self._specs,
+            self._checkpoint,
+            pod_resources,
+            gate,
+            decisions,
+            answers,
+            by_annotation=strategy is Strategy.CDI_ANNOTATIONS,
+            nonce=lambda: secrets.token_hex(_NONCE_BYTES),
+        )
+        allocate = self._grants.allocate if strategy.by_cdi else answers.allocate
+        for name in self._served():
+            resource = Resource(name, SOCKETS[name])
+            self.plugins[name] = Plugin(resource, self._paths, allocate=allocate, pre_start=self._grants.pre_start)
+
+    def _strategy(self) -> Strategy:
+        if self.config.device_list_strategy != AUTO:
+            return Strategy(self.config.device_list_strategy)
+        node = self.node.node
+        kubelet, runtime = ("", "")
+        if node is not None:
+            kubelet, runtime = node.status.node_info.kubelet_version, node.status.node_info.container_runtime_version
+        chosen = runtimes.choose(kubelet, runtime)
+        log.info("containers are told their cards by %s: %s", chosen.strategy.value, chosen.why)
+        return chosen.strategy
+
+    def _served(self) -> list[str]:
+        names = list(self.config.resources)
+        if gpushare.RESOURCE_MEMORY in names and not self._by_devices():
+            names[names.index(gpushare.RESOURCE_MEMORY)] = shoal.RESOURCE_SLOT
+        return names
+
+    def _by_devices(self) -> bool:
+        """Whether each unit of memory is a device."""
+        if self.config.counting is not Counting.AUTO:
+            return self.config.counting is Counting.DEVICES
+        total = devices.memory(self.pods.node.gpus, (), self.config.memory_unit).total
+        return devices.fits_a_message(gpushare.RESOURCE_MEMORY, total)
+
+    async def _follow(self) -> None:
+        """Keep devices, node and files in step with the pods."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(_GATHER_SECONDS)
+            self._wake.clear()
+            try:
+                self._refresh()
+                self._collect()
+            except AgentError as error:
+                log.warning("devices are as they were: %s", error)
+            await self._marks.settle(list(self.pods))
+            await self._limits.keep_only(self._starts())
+
+    def _starts(self) -> list[Start]:
+        """Every container with cards that may run."""
+        return [
+            Start(*known.key, known.uid, entry, cards_of(entry, self.pods.node))
+            for known in self.pods
+            if known.holding.allocation is not None and not known.holding.problem
+            for entry in known.holding.allocation.containers
+        ]
+
+    def _inventory(self) -> NodeGpus:
+        faults = {**self._limits.faults(), **self.health.faults}
+        gpus = self.cards.gpus(self.config, faults)
+        return NodeGpus(
+            self.config.node_name, tuple(replace(gpu, isolation=self._limits.isolation(gpu.uuid)) for gpu in gpus)
+        )
+
+    def _refresh(self) -> None:
+        gpus = self.pods.node.gpus
+        counts = self._counts(gpus)
+        alive = {known.uid for known in self.pods}
+        for name, plugin in self.plugins.items():
+            plugin.count(counts[name], self._checkpoint.in_use(name, alive))
+        whole = sum(not gpu.mig for gpu in gpus)
+        resources: dict[str, tuple[int, int] | None] = {gpushare.RESOURCE_COUNT: (whole, whole)}
+        if shoal.RESOURCE_SLOT in self.plugins:
+            memory = counts[gpushare.RESOURCE_MEMORY]
+            resources[gpushare.RESOURCE_MEMORY] = (memory.total, memory.allowed)
+        annotations = {
+            shoal.ANNOTATION_GPUS: shoal.encode_gpus(gpus),
+            shoal.ANNOTATION_FAULTS: self.health.remembered,
+        }
+        self.node.publish(annotations, resources)
+
+    def _counts(self, gpus: tuple[Gpu, ...]) -> dict[str, Count]:
+        holdings = [known.holding for known in self.pods if known.counts]
+        slots = self.config.slots_per_card * sum(not gpu.mig for gpu in gpus)
+        return {
+            gpushare.RESOURCE_MEMORY: devices.memory(gpus, holdings, self.config.memory_unit),
+            keti.RESOURCE_MPS: devices.clients(gpus, holdings),
+            nvidia.RESOURCE_GPU: devices.whole(gpus, holdings),
+            shoal.RESOURCE_SLOT: Count(slots, slots),
+        }
+
+    def _collect(self) -> None:
+        """Remove the CDI files of containers that will not start again."""
+        if self._grants is not None:
+            gone = self._specs.keep_only(self._grants.live_names())
+            if gone:
+                log.info("removed %d CDI files of pods that are over", len(gone))
+
+    def _publish_none(self) -> None:
+        """There are no cards now: a scheduler must not go by those of yesterday."""
+        node = self.node.node
+        if node is not None and shoal.ANNOTATION_GPUS in node.metadata.annotations:
+            resources: dict[str, tuple[int, int] | None] = {gpushare.RESOURCE_COUNT: (0, 0)}
+            if shoal.RESOURCE_SLOT in node.status.capacity:
+                resources[gpushare.RESOURCE_MEMORY] = (0, 0)  # counted here; otherwise it is kubelet's to count
+            self.node.publish({shoal.ANNOTATION_GPUS: shoal.encode_gpus(())}, resources)
+
+
+async def run(
+    config: Config,
+    access: Access,
+    nvml: OpenDriver,
+    paths: HostPaths,
+    *,
+    reloads: asyncio.Queue[Config] | None = None,
+    environment: Mapping[str, str] | None = None,
+    serving: Callable[[int], None] = lambda port: None,
+) -> None:
+    """Run the agent of one node until cancelled. A configuration from `reloads` takes the place of the one before.
+
+    `environment` is what the programs of MPS get.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(Client(access))
+        recorder = await stack.enter_async_context(Recorder(client, COMPONENT, host=config.node_name))
+        cards = Cards(nvml)  # for all configurations: a process can open its driver once
+        agent: Agent | None = None
+        if config.port is not None:
+            waiting = probes.serve(
+                config.host, config.port, lambda: "starting" if agent is None else agent.waiting_for()
+            )
+            serving(await stack.enter_async_context(waiting))
+        while True:
+            agent = Agent(config, client, recorder, cards, paths, environment=environment or {})
+            config = await _until_reload(agent, reloads or asyncio.Queue())
+
+
+async def _until_reload(agent: Agent, reloads: asyncio.Queue[Config]) -> Config:
+    """Run the agent until there is another configuration."""
+    running = asyncio.create_task(agent.run(), name=f"agent of {agent.config.node_name}")
+    waiting = asyncio.create_task(reloads.get())
+    try:
+        await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        return waiting.result()
+    finally:
+        for task in (running, waiting):
+            task.cancel()
+        await asyncio.gather(running, waiting, return_exceptions=True)
+
+
+async def cleanup(
+    config: Config,
+    access: Access,
+    paths: HostPaths,
+    nvml: OpenDriver,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Leave nothing of the agent on the node: no CDI files, no sockets, no MPS, nothing in the node's object."""
+    await on_node.cleanup(config, paths, Cards(nvml), environment or {})
+    specs = Specs(paths)
+    specs.remove_drafts()
+    specs.keep_only(())
+    for name in SOCKETS.values():
+        (paths.device_plugins / name).unlink(missing_ok=True)
+    async with Client(access) as client:
+        node = NodeObject(client, config.node_name)
+        async with node.reflector:
+            await node.reflector.wait_synced()
+            own = dict.fromkeys((shoal.ANNOTATION_GPUS, shoal.ANNOTATION_FAULTS), None)
+            node.publish(own, dict.fromkeys((gpushare.RESOURCE_COUNT, *SOCKETS), None))
+            await node.settle()

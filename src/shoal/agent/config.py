@@ -1,0 +1,122 @@
+"""Settings of the agent: a YAML file, then flags, which win. Every value is checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import yaml
+
+from shoal.agent.errors import ConfigError
+from shoal.agent.health.rules import Rules, rules
+from shoal.agent.limits.tiers import Wanted
+from shoal.model.contract import gpushare, keti, nvidia
+from shoal.model.contract.gpushare import MemoryUnit
+
+_MAX_FILE: Final = 1 << 20
+#: The families of resources that can be served.
+FAMILIES: Final = (gpushare.RESOURCE_MEMORY, keti.RESOURCE_MPS, nvidia.RESOURCE_GPU)
+AUTO: Final = "auto"
+
+_Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class Counting(StrEnum):
+    """How units of memory are counted; `auto` takes devices while their list fits into kubelet's message."""
+
+    AUTO = "auto"
+    DEVICES = "devices"
+    NODE_STATUS = "node-status"
+
+
+class Unplaced(StrEnum):
+    """What becomes of a pod that came to the node without an allocation."""
+
+    CHOOSE = "choose"
+    REFUSE = "refuse"
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """All settings."""
+
+    node_name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+    memory_unit: MemoryUnit = MemoryUnit.GIB
+    #: Which resources are served; leave out those that another plugin on the node serves.
+    resources: tuple[str, ...] = FAMILIES
+    #: Clients of `keti.com/mpsgpu` per card, if the card can serve as many.
+    mps_clients: Annotated[int, msgspec.Meta(ge=1, le=keti.CLIENTS_MAX)] = keti.CLIENTS_DEFAULT
+    counting: Counting = Counting.AUTO
+    #: Containers per card that can have a slot when memory is counted in node status.
+    slots_per_card: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 64
+    #: How a container is told its cards: one of NVIDIA's names, or `auto`.
+    device_list_strategy: str = AUTO
+    without_allocation: Unplaced = Unplaced.CHOOSE
+    #: Count the memory of a card without what driver and firmware keep of it.
+    without_reserved: bool = False
+    #: What keeps containers to their shares: the best there is, or one tier and nothing less.
+    isolation: Wanted = Wanted.AUTO
+    #: The program of the hook that limits cgroups; it is put on the host from here.
+    limit_hook: str = "/usr/libexec/shoal/shoal-limit"
+    #: NVIDIA's MPS control program; without it there is no MPS.
+    mps_program: str = ""
+    mps_directory: str = keti.MPS_DIRECTORY
+    mps_log_directory: str = "/var/log/nvidia-mps"
+    #: The host's folder that the MPS daemon and its clients both have as /dev/shm.
+    mps_shared_memory: str = ""
+    #: Nobody but the MPS server may compute on cards whose shares MPS limits, those who take a card whole included.
+    mps_exclusive: bool = False
+    #: Health checks that are left out or done all the same: numbers of XID errors, `xids` or `all`, with commas.
+    disable_health_checks: str = ""
+    enable_health_checks: str = ""
+    #: How long a card must be quiet before it counts as healthy again.
+    recovery_seconds: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 60.0
+    #: Where health and metrics answer; port 0 takes a free one, none switches them off.
+    host: str = "0.0.0.0"
+    port: _Port | None = 9402
+
+    def __post_init__(self) -> None:
+        """Refuse what no type can tell."""
+        if unknown := [name for name in self.resources if name not in FAMILIES]:
+            raise ValueError(f"resource {unknown[0]!r} is not served: choose of {', '.join(FAMILIES)}")
+        if self.device_list_strategy not in (AUTO, *nvidia.DEVICE_LIST_STRATEGIES):
+            known = ", ".join((AUTO, *nvidia.DEVICE_LIST_STRATEGIES))
+            raise ValueError(f"deviceListStrategy {self.device_list_strategy!r} is not known: choose one of {known}")
+        try:
+            self.health_rules()
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+
+    def health_rules(self) -> Rules:
+        """What makes a card unhealthy."""
+        return rules(
+            disable=self.disable_health_checks, enable=self.enable_health_checks, hold=float(self.recovery_seconds)
+        )
+
+
+def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
+    """The settings of a file, or the defaults, with what the command line says instead."""
+    document: object = {} if path is None else _read(path)
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} holds a {type(document).__name__}: write settings as key: value")
+    where = "the settings" if path is None else str(path)
+    try:
+        return msgspec.convert({**document, **overrides}, Config, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}: see `shoal agent --help` for what each setting takes") from error
+
+
+def _read(path: Path) -> object:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_FILE + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}: give the path of the settings file") from error
+    if len(text) > _MAX_FILE:
+        raise ConfigError(f"{path} has more than {_MAX_FILE} bytes: is it the settings file?")
+    try:
+        return yaml.safe_load(text) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no YAML: {error}") from error

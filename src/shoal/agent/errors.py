@@ -1,0 +1,21 @@
+"""Why the agent does not do what it was asked. Messages name the pod, what is wrong, and the fix."""
+
+
+class AgentError(Exception):
+    """Root of every error `shoal.agent` raises."""
+
+
+class ConfigError(AgentError):
+    """A setting that cannot be used."""
+
+
+class IdentityError(AgentError):
+    """Whose devices these are cannot be told; kubelet asks again."""
+
+
+class RefusedError(AgentError):
+    """A container that may not start now: it has no card, or not the one it should have."""
+
+
+class NoCardError(RefusedError):
+    """No card of the node has room for a pod that nobody placed."""

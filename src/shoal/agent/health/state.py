@@ -1,0 +1,201 @@
+"""Which cards are unhealthy and why: a state machine over reports and looks. Pure; moments come in as seconds.
+
+A fault begins with a report that counts, or with a look at a card that does not answer. It ends at a look at which the
+card answers and has been quiet for the hold-off, never by time alone. Where the driver asks for a reset, that must have
+been seen too: the card was away and is back, or its energy counter, which only grows, began anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from shoal.agent.health.rules import RESET_XIDS, Rules
+from shoal.gpu.inventory import LOST
+from shoal.gpu.protocol import Event, EventKind
+
+MAX_WORDS: Final = 512
+#: Distinct faults that are kept of one card; more say nothing new.
+MAX_FAULTS: Final = 8
+MAX_STRIKES: Final = 16
+_XID_WORDS: Final = {
+    48: "an uncorrectable memory error",
+    62: "the card's controller halted",
+    63: "memory rows are to be replaced",
+    64: "memory rows could not be replaced",
+    74: "an NVLink failed",
+    79: "the card has fallen off the bus",
+    92: "many corrected memory errors",
+    94: "a contained memory error",
+    95: "an uncontained memory error",
+    119: "the card's system processor does not answer",
+    120: "the card's system processor failed",
+}
+
+
+class Cause(StrEnum):
+    """Why a card is unhealthy."""
+
+    XID = "xid"
+    ECC = "ecc"
+    LOST = "lost"
+    #: The driver has no answer about the card.
+    SILENT = "silent"
+    ROWS = "rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong with a card."""
+
+    cause: Cause
+    #: When it was last reported or found.
+    seen: float
+    xid: int | None = None
+    detail: str = ""
+    #: The energy counter at the first look after it; a smaller one later tells of a reset.
+    energy_mj: int | None = None
+    reset_seen: bool = False
+    #: From before the present process.
+    recalled: bool = False
+
+    @property
+    def key(self) -> tuple[Cause, int | None]:
+        """What makes a repetition the same fault."""
+        return self.cause, self.xid
+
+    @property
+    def words(self) -> str:
+        """The fault for a person."""
+        if self.cause is Cause.XID:
+            fix = "reset the card or reboot the node" if self.xid in RESET_XIDS else "see the kernel's log"
+            known = _XID_WORDS.get(self.xid or 0)
+            return f"XID {self.xid}{f', {known}' if known else ''}: {fix}"
+        return {
+            Cause.ECC: "uncorrectable memory errors: reset the card or reboot the node",
+            Cause.LOST: LOST,
+            Cause.SILENT: f"the driver does not answer for it: {self.detail}",
+            Cause.ROWS: "the card has no spare memory rows left: replace it",
+        }[self.cause]
+
+
+@dataclass(frozen=True, slots=True)
+class CardFaults:
+    """All that is wrong with a card now, or what is remembered of one that is well: how often it failed of late."""
+
+    faults: tuple[Fault, ...] = ()
+    strikes: int = 0
+    #: When it was last unhealthy.
+    last: float = 0.0
+
+    @property
+    def words(self) -> str:
+        """The faults for a person."""
+        text = "; ".join(fault.words for fault in self.faults)
+        return text if len(text) <= MAX_WORDS else text[: MAX_WORDS - 1] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a card shows when it is asked. `silent` says why nothing is known; a card that answers has none of it."""
+
+    silent: str = ""
+    lost: bool = False
+    energy_mj: int | None = None
+    #: None: the card cannot replace rows of its memory.
+    rows_pending: bool | None = None
+    rows_failed: bool = False
+
+    @property
+    def answers(self) -> bool:
+        """Whether the card can be asked."""
+        return not self.silent and not self.lost
+
+
+class Health:
+    """The cards of one node."""
+
+    def __init__(self, rules: Rules, recalled: Mapping[str, CardFaults] | None = None) -> None:
+        self._rules = rules
+        self._cards = dict(recalled or {})
+
+    @property
+    def unhealthy(self) -> dict[str, CardFaults]:
+        """The cards with faults, by UUID."""
+        return {uuid: card for uuid, card in self._cards.items() if card.faults}
+
+    @property
+    def faults(self) -> dict[str, str]:
+        """Why cards are unhealthy, by UUID."""
+        return {uuid: card.words for uuid, card in self.unhealthy.items()}
+
+    def report(self, event: Event, now: float, cards: Iterable[str]) -> None:
+        """Something was reported; without naming its card it concerns all of `cards`."""
+        if not self._rules.counts(event):
+            return
+        cause = {EventKind.XID: Cause.XID, EventKind.LOST: Cause.LOST}.get(event.kind, Cause.ECC)
+        for uuid in (event.uuid,) if event.uuid is not None else tuple(cards):
+            self._add(uuid, Fault(cause, now, event.xid if cause is Cause.XID else None))
+
+    def look(self, uuid: str, look: Look, now: float) -> None:
+        """A card was asked how it is."""
+        if not look.answers:
+            if self._rules.others:
+                self._add(uuid, Fault(Cause.LOST if look.lost else Cause.SILENT, now, detail=look.silent))
+            return
+        if look.rows_failed and self._rules.others:
+            self._add(uuid, Fault(Cause.ROWS, now))
+        card = self._cards.get(uuid)
+        if card is None or not card.faults:
+            return
+        away = any(fault.cause is Cause.LOST for fault in card.faults)
+        seen = [_looked_at(fault, look, away=away) for fault in card.faults]
+        hold = self._hold(card.strikes)
+        left = tuple(fault for fault in seen if not _over(fault, look, now, hold))
+        self._cards[uuid] = replace(card, faults=left, last=now)
+
+    def keep_only(self, uuids: Iterable[str]) -> None:
+        """Forget cards that the machine does not have any more."""
+        kept = set(uuids)
+        self._cards = {uuid: card for uuid, card in self._cards.items() if uuid in kept}
+
+    def _add(self, uuid: str, fault: Fault) -> None:
+        card = self._cards.get(uuid, CardFaults())
+        if not card.faults:
+            recent = card.strikes and fault.seen - card.last < self._rules.longest_hold
+            strikes = min(MAX_STRIKES, card.strikes + 1) if recent else 1
+            card = CardFaults((), strikes, fault.seen)
+        same = next((one for one in card.faults if one.key == fault.key), None)
+        if same is not None:
+            # Whatever reset there was came before this: it has to be seen once more.
+            again = replace(fault, energy_mj=same.energy_mj)
+            faults = tuple(again if one is same else one for one in card.faults)
+        else:
+            faults = (*card.faults, fault)[-MAX_FAULTS:]
+        self._cards[uuid] = replace(card, faults=faults, last=fault.seen)
+
+    def _hold(self, strikes: int) -> float:
+        return min(self._rules.longest_hold, self._rules.hold * 2.0 ** max(0, strikes - 1))
+
+
+def _looked_at(fault: Fault, look: Look, *, away: bool) -> Fault:
+    """What a look at a card that answers tells about one of its faults."""
+    anew = fault.energy_mj is not None and look.energy_mj is not None and look.energy_mj < fault.energy_mj
+    # A card that counts no energy does not show a reset; a new process takes its word, as NVIDIA's plugin does.
+    unknowable = fault.recalled and fault.energy_mj is None and look.energy_mj is None
+    base = look.energy_mj if fault.energy_mj is None or anew else fault.energy_mj
+    return replace(fault, energy_mj=base, reset_seen=fault.reset_seen or away or anew or unknowable)
+
+
+def _over(fault: Fault, look: Look, now: float, hold: float) -> bool:
+    quiet = now - fault.seen >= hold
+    return quiet and (fault.reset_seen or not _asks_for_reset(fault, look))
+
+
+def _asks_for_reset(fault: Fault, look: Look) -> bool:
+    if fault.cause is Cause.ECC:
+        # Where rows can be replaced and none waits for it, the error was contained and has been dealt with.
+        return look.rows_pending is not False
+    return fault.cause is Cause.XID and fault.xid in RESET_XIDS

@@ -1,0 +1,69 @@
+"""What keeps a container to its share of a card, as further edits of its CDI spec.
+
+`tiers` says what a node can build, `on_node` puts it together. A limit on the container's own cgroup comes as a
+`createRuntime` hook among the edits, since that cgroup does not exist yet when these are made: `cgroup` has the hook
+and the socket it asks. `mps` looks after the MPS daemon. `NO_LIMITS` sets none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from shoal.kubelet.cdi import ContainerEdits
+from shoal.model.allocation import ContainerAllocation
+from shoal.model.gpu import Gpu, Isolation
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A container that is about to be created, with the cards it gets in the order it sees them."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+    container: ContainerAllocation
+    cards: Sequence[Gpu]
+
+
+class Limits(Protocol):
+    """Builds the walls of shares."""
+
+    def isolation(self, uuid: str) -> Isolation:
+        """What shares of a card are kept by."""
+
+    def faults(self) -> Mapping[str, str]:
+        """Cards of which no share can be given now, by UUID, and why."""
+
+    def edits(self, start: Start) -> ContainerEdits:
+        """What to do to the container beside giving it its cards. RefusedError keeps it from starting."""
+
+    async def prepare(self, start: Start) -> None:
+        """Have everything ready that the edits name. RefusedError keeps the container from starting."""
+
+    async def keep_only(self, starts: Iterable[Start]) -> None:
+        """Take away what was made ready for any other container."""
+
+
+class _NoLimits:
+    def isolation(self, uuid: str) -> Isolation:
+        """None."""
+        return Isolation.NONE
+
+    def faults(self) -> Mapping[str, str]:
+        """None."""
+        return {}
+
+    def edits(self, start: Start) -> ContainerEdits:
+        """Nothing."""
+        return ContainerEdits()
+
+    async def prepare(self, start: Start) -> None:
+        """There is nothing to do."""
+
+    async def keep_only(self, starts: Iterable[Start]) -> None:
+        """There is nothing to do."""
+
+
+NO_LIMITS: Final = _NoLimits()

@@ -1,0 +1,177 @@
+"""Memory limits on containers' own cgroups: the hook that a CDI spec names, and the socket on which it asks the agent.
+
+The runtime runs the hook on the host when the container's cgroup exists and its program has not begun. The hook, a
+small C program, sends the cgroup and the limits that stand in its arguments; the agent sets them through the driver and
+says so. Without that answer the hook fails, and with it the start of the container. Nothing is kept between calls.
+
+Only hard limits are set: they vanish with their cgroup. Managed memory is not counted by the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import shutil
+import socket
+import struct
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from shoal.agent.errors import AgentError
+from shoal.gpu.errors import GpuError
+from shoal.gpu.protocol import MemoryLimit, Nvml
+from shoal.kubelet.cdi import ContainerEdits, Hook
+from shoal.model.errors import shown
+
+log = logging.getLogger(__name__)
+
+PROGRAM: Final = "shoal-limit"
+OK: Final = "ok"
+_GREETING: Final = "limit 1"
+_HOOK: Final = "createRuntime"
+_HOOK_SECONDS: Final = 30
+_READ_SECONDS: Final = 10.0
+_MAX_REQUEST: Final = 64 * 1024
+_MAX_LIMITS: Final = 256
+_LIMIT: Final = re.compile(r"(?P<uuid>[A-Za-z0-9][A-Za-z0-9._:/-]{0,299})=(?P<bytes>[0-9]{1,19})")
+_CREDENTIALS: Final = struct.Struct("3i")
+_MEBIBYTE: Final = 2**20
+
+
+class LimitError(AgentError):
+    """A limit that cannot be set; the container does not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a hook asks for: hard limits in bytes by card, on a cgroup below the root of all of them."""
+
+    cgroup: str
+    limits: Mapping[str, int]
+
+
+def hook_edits(program: Path, door: Path, memory_mib: Mapping[str, int]) -> ContainerEdits:
+    """The hook that sets limits on a container's cgroup."""
+    limits = tuple(f"{uuid}={mib * _MEBIBYTE}" for uuid, mib in memory_mib.items())
+    hook = Hook(_HOOK, str(program), (PROGRAM, str(door), *limits), timeout=_HOOK_SECONDS)
+    return ContainerEdits(hooks=(hook,))
+
+
+def encoded(cgroup: str, limits: Sequence[str]) -> bytes:
+    """A request on the wire, as the C program sends it."""
+    return "".join(f"{line}\n" for line in (_GREETING, cgroup, *limits)).encode()
+
+
+def decoded(raw: bytes) -> Request:
+    """The request of a hook."""
+    lines = raw.decode(errors="replace").split("\n")
+    if len(raw) > _MAX_REQUEST or len(lines) < 4 or lines[0] != _GREETING or lines[-1]:
+        raise LimitError(f"{shown(raw[:80])} is no request of {PROGRAM}: is it of another version?")
+    cgroup, *asked = lines[1:-1]
+    if not cgroup.startswith("/") or "\0" in cgroup or ".." in cgroup.split("/") or not cgroup.strip("/"):
+        raise LimitError(f"{shown(cgroup)} is not a container's cgroup as the host sees it: run the hook on the host")
+    limits: dict[str, int] = {}
+    for item in asked[:_MAX_LIMITS]:
+        match = _LIMIT.fullmatch(item)
+        if match is None or int(match["bytes"]) < 1:
+            raise LimitError(f"{shown(item)} is no limit: write UUID=BYTES")
+        limits[match["uuid"]] = int(match["bytes"])
+    return Request(cgroup, limits)
+
+
+def apply(nvml: Nvml, root: Path, request: Request) -> None:
+    """Set the limits of a request."""
+    cgroup = str(root / request.cgroup.lstrip("/"))
+    for uuid, amount in request.limits.items():
+        try:
+            nvml.set_memory_limit(uuid, cgroup, MemoryLimit(hard_bytes=amount))
+        except GpuError as error:
+            raise LimitError(f"the memory limit of {amount // _MEBIBYTE} MiB could not be set: {error}") from error
+
+
+async def ask(door: Path, cgroup: str, limits: Sequence[str]) -> str:
+    """Do what the C program does, for nodes that are simulated; the agent's answer."""
+    reader, writer = await asyncio.open_unix_connection(door)
+    try:
+        writer.write(encoded(cgroup, limits))
+        writer.write_eof()
+        return (await reader.read()).decode(errors="replace").strip()
+    finally:
+        writer.close()
+
+
+def install(program: Path, folder: Path) -> Path:
+    """Put the hook's program where the host can run it, whole or not at all; where it is."""
+    place = folder / PROGRAM
+    draft = folder / f".{PROGRAM}.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(program, draft)
+        draft.chmod(0o755)
+        draft.replace(place)
+    except OSError as error:
+        raise LimitError(f"{program} cannot be put into {folder}: {error.strerror or error}") from error
+    return place
+
+
+@contextlib.asynccontextmanager
+async def serve(nvml: Nvml, door: Path, root: Path) -> AsyncIterator[None]:
+    """Answer hooks on a socket that only root can use. `root` is where the host's cgroups are."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            _check_peer(writer)
+            async with asyncio.timeout(_READ_SECONDS):
+                request = decoded(await _all(reader))
+            await asyncio.to_thread(apply, nvml, root, request)
+            log.info("limits of %s are set: %s", request.cgroup, dict(request.limits))
+            said = OK
+        except TimeoutError:
+            said = f"the request was not complete after {_READ_SECONDS:.0f} s"
+        except AgentError as error:
+            log.warning("a container does not start: %s", error)
+            said = str(error)
+        with contextlib.suppress(ConnectionError):  # the runtime has given up on the hook
+            writer.write(f"{said}\n".encode())
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, sock=_bound(door))
+    try:
+        yield
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+def _bound(door: Path) -> socket.socket:
+    """The socket, in the place of one that an earlier process left."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        door.parent.mkdir(parents=True, exist_ok=True)
+        door.unlink(missing_ok=True)
+        listener.bind(str(door))
+        door.chmod(0o600)
+    except OSError as error:
+        listener.close()
+        raise LimitError(f"hooks cannot be answered on {door}: {error.strerror or error}") from error
+    return listener
+
+
+async def _all(reader: asyncio.StreamReader) -> bytes:
+    raw = b""
+    while len(raw) <= _MAX_REQUEST and (more := await reader.read(_MAX_REQUEST + 1 - len(raw))):
+        raw += more
+    return raw
+
+
+def _check_peer(writer: asyncio.StreamWriter) -> None:
+    peer = writer.get_extra_info("socket")
+    _, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if uid not in (0, os.geteuid()):
+        raise LimitError(f"user {uid} may not set limits: the hook runs as root")

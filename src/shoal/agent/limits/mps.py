@@ -1,0 +1,205 @@
+"""Looks after the node's MPS daemon: starts it, sees that it answers, and gives containers their part of it.
+
+With protocol 3 each container has a namespace with its limits, and sees that directory alone. With protocol 2 limits
+stand in the container's environment. A daemon that runs is taken as it is, and never stopped here: its end would be the
+end of its clients. One that answers no more is told, and not killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from shoal.agent.errors import RefusedError
+from shoal.agent.limits.tiers import Walls
+from shoal.gpu.errors import GpuError, MpsError
+from shoal.gpu.mps import v2, v3
+from shoal.gpu.mps.daemon import Health, MpsDaemon
+from shoal.gpu.protocol import ComputeMode, Nvml
+from shoal.kubelet.cdi import ContainerEdits, Mount
+from shoal.model.contract import nvidia
+
+log = logging.getLogger(__name__)
+
+#: The one server of protocol 3. One for all cards: a card in exclusive mode takes no second one.
+SERVER: Final = "shoal"
+_OPTIONS: Final = ("rw", "nosuid", "nodev", "bind")
+_SHARED_MEMORY: Final = "/dev/shm"
+_LOOK_SECONDS: Final = 15.0
+_FIRST_PAUSE: Final = 1.0
+_MAX_PAUSE: Final = 60.0
+_DIGEST_BYTES: Final = 8
+
+
+def namespace_of(pod_uid: str, container: str, walls: Walls) -> str:
+    """The name of a container's namespace. Other limits have another name: those of clients cannot be changed."""
+    text = "\n".join((pod_uid, container, *map(str, sorted(walls.memory_mib.items())), str(walls.threads)))
+    return f"n_{hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()}"
+
+
+class Mps:
+    """The daemon of a node. `changed` is called when it comes or goes."""
+
+    def __init__(
+        self,
+        daemon: MpsDaemon,
+        *,
+        changed: Callable[[], None] = lambda: None,
+        shared_memory: Path | None = None,
+        look_seconds: float = _LOOK_SECONDS,
+    ) -> None:
+        """`shared_memory` is the host's folder that daemon and clients both have as /dev/shm, if that is set up."""
+        self.daemon = daemon
+        self._changed = changed
+        self._shared_memory = shared_memory
+        self._look_seconds = look_seconds
+        self._lock = asyncio.Lock()
+        self._wanted: dict[str, Walls] = {}
+        #: Why no client can be served; empty while the daemon answers.
+        self.fault = "the MPS daemon has not answered yet"
+        #: Whether it has been looked at and does not answer.
+        self.failing = False
+        self._looked = asyncio.Event()
+
+    @property
+    def namespaces(self) -> bool:
+        """Whether containers have namespaces."""
+        return self.daemon.protocol == 3
+
+    async def run(self) -> None:
+        """Keep the daemon running until cancelled; it goes on after that."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                await self._look()
+                pause = _FIRST_PAUSE
+                self._say("")
+                self._looked.set()
+            except MpsError as error:
+                self._say(f"no MPS client can be served: {error}")
+                self._looked.set()
+                await asyncio.sleep(pause)
+                pause = min(_MAX_PAUSE, pause * 2)
+                continue
+            await asyncio.sleep(self._look_seconds)
+
+    async def _look(self) -> None:
+        health = await self.daemon.health()
+        if health is Health.SILENT:
+            raise MpsError(
+                f"the daemon in {self.daemon.pipe_directory} does not answer; it is not ended, since its clients would "
+                "end with it: drain the node and restart it"
+            )
+        if health is Health.ABSENT:
+            if not self.fault:
+                log.warning("the MPS daemon has ended, and its clients with it: it is started again")
+            await self.daemon.start()
+            log.info("the MPS daemon in %s is started", self.daemon.pipe_directory)
+        if self.namespaces:
+            async with self._lock:
+                await self._make()
+
+    def _say(self, fault: str) -> None:
+        if fault != self.fault:
+            self.failing = bool(fault)
+            log.log(logging.WARNING if fault else logging.INFO, "%s", fault or "the MPS daemon answers")
+            self.fault = fault
+            self._changed()
+
+    # Containers
+
+    def edits(self, name: str, walls: Walls, cards: Sequence[str]) -> ContainerEdits:
+        """What makes a container's programs clients. `cards` are its UUIDs in the order it sees them."""
+        pipe = self.daemon.pipe_directory
+        if self.namespaces:
+            place = pipe / SERVER / name
+            env = {nvidia.ENV_MPS_PIPE_DIRECTORY: str(place)}
+        else:
+            place = pipe
+            memory = {number: walls.memory_mib[uuid] for number, uuid in enumerate(cards) if uuid in walls.memory_mib}
+            env = v2.client_environment(pipe, memory_mib=memory, threads=walls.threads)
+        mounts = [Mount(str(place), str(place), _OPTIONS)]
+        if self._shared_memory is not None:
+            mounts.append(Mount(str(self._shared_memory), _SHARED_MEMORY, _OPTIONS))
+        return ContainerEdits(env=tuple(f"{key}={value}" for key, value in env.items()), mounts=tuple(mounts))
+
+    async def prepare(self, name: str, walls: Walls) -> None:
+        """Have a container's namespace ready. RefusedError while that cannot be."""
+        await self._looked.wait()
+        if self.fault:
+            raise RefusedError(self.fault)
+        if not self.namespaces:
+            return
+        if len(set(walls.memory_mib.values())) > 1:
+            raise RefusedError(
+                "its shares of cards differ, and a namespace of MPS has one limit for all: ask for equal ones"
+            )
+        async with self._lock:
+            self._wanted[name] = walls
+            try:
+                await self._make()
+            except MpsError as error:
+                raise RefusedError(f"its MPS namespace could not be made: {error}") from error
+
+    async def keep_only(self, wanted: Mapping[str, Walls]) -> None:
+        """Remove the namespaces of all other containers. One whose clients still run is removed later."""
+        if not self.namespaces:
+            return
+        async with self._lock:
+            self._wanted = dict(wanted)
+            if self.fault:
+                return
+            try:
+                for name in sorted(await self._present() - set(wanted) - {v3.DEFAULT_NAMESPACE}):
+                    await self.daemon.tell(v3.delete_namespace(name, server=SERVER))
+                    log.info("the MPS namespace %s is removed", name)
+            except MpsError as error:
+                log.info("MPS namespaces that nobody needs are left for now: %s", error)
+
+    async def _make(self) -> None:
+        """Make what is wanted and not there: nothing outlives a daemon."""
+        servers = v3.parse_servers(await self.daemon.tell(v3.list_servers()))
+        if SERVER not in {server.name for server in servers}:
+            await self.daemon.tell(v3.create_server(SERVER))
+        present = await self._present()
+        for name, walls in self._wanted.items():
+            if name in present:
+                continue
+            await self.daemon.tell(v3.create_namespace(name, server=SERVER))
+            memory = min(walls.memory_mib.values(), default=None)
+            if memory is None and walls.threads is None:
+                continue
+            try:
+                limits = v3.set_namespace(name, server=SERVER, memory_mib=memory, threads=walls.threads)
+                await self.daemon.tell(limits)
+            except MpsError:
+                # One without its limits must not be found, and taken for ready, the next time.
+                await self.daemon.tell(v3.delete_namespace(name, server=SERVER, force=True))
+                raise
+
+    async def _present(self) -> set[str]:
+        answer = await self.daemon.tell(v3.list_namespaces(SERVER))
+        return {namespace.name for namespace in v3.parse_namespaces(answer)}
+
+
+def set_exclusive(nvml: Nvml, uuids: Iterable[str]) -> None:
+    """Let nobody but the MPS server compute on cards. What cannot be set is told: MPS serves all the same."""
+    _set_mode(nvml, uuids, ComputeMode.EXCLUSIVE_PROCESS)
+
+
+def set_open(nvml: Nvml, uuids: Iterable[str]) -> None:
+    """Let everybody compute on cards again."""
+    _set_mode(nvml, uuids, ComputeMode.DEFAULT)
+
+
+def _set_mode(nvml: Nvml, uuids: Iterable[str], mode: ComputeMode) -> None:
+    for uuid in uuids:
+        try:
+            if nvml.compute_mode(uuid) is not mode:
+                nvml.set_compute_mode(uuid, mode)
+        except GpuError as error:
+            log.warning("card %s cannot be put into compute mode %s: %s", uuid, mode.value, error)

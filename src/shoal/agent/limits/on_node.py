@@ -1,0 +1,211 @@
+"""The limits of one node: the tier of each card, what a container gets of it, and the services behind that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from shoal.agent.cards import Cards
+from shoal.agent.config import Config
+from shoal.agent.errors import RefusedError
+from shoal.agent.limits import Start, cgroup
+from shoal.agent.limits.mps import Mps, namespace_of, set_exclusive, set_open
+from shoal.agent.limits.tiers import STRENGTH, Means, Walls, Wanted, chosen, walls
+from shoal.agent.paths import HostPaths
+from shoal.gpu.errors import GpuError, MpsError
+from shoal.gpu.mps.daemon import MpsDaemon
+from shoal.gpu.protocol import LIMITING_CUDA, Driver, Nvml, Survey
+from shoal.kubelet.cdi import ContainerEdits
+from shoal.model.contract import shoal
+from shoal.model.gpu import Isolation
+
+log = logging.getLogger(__name__)
+
+_BY_MPS: Final = (Isolation.NAMESPACE, Isolation.MPS)
+
+
+class NodeLimits:
+    """Builds the walls of a node. `run` serves what they need until it is cancelled."""
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        survey: Survey,
+        means: Means,
+        wanted: Wanted,
+        *,
+        program: Path,
+        door: Path,
+        cgroups: Path,
+        mps: Mps | None,
+        exclusive: bool,
+        isolated: Callable[[], bool],
+    ) -> None:
+        """`program` is where the hook is on the host, `door` the socket it asks, `cgroups` the root of cgroups."""
+        self._nvml = nvml
+        self._program = program
+        self._door = door
+        self._cgroups = cgroups
+        self._mps = mps
+        self._exclusive = exclusive
+        self._isolated = isolated
+        self._tiers = {card.uuid: chosen(card, means, wanted) for card in survey.cards}
+        for card in survey.cards:
+            tier, problem = self._tiers[card.uuid]
+            log.info("shares of card %d are kept by: %s%s", card.index, tier.value, f" ({problem})" if problem else "")
+
+    def isolation(self, uuid: str) -> Isolation:
+        """What shares of a card are kept by."""
+        return self._tiers.get(uuid, (Isolation.NONE, ""))[0] if self._isolated() else Isolation.NONE
+
+    def faults(self) -> Mapping[str, str]:
+        """Cards whose shares need an MPS daemon that does not answer. A daemon that only just starts is no fault."""
+        if self._mps is None or not self._mps.failing:
+            return {}
+        return {uuid: self._mps.fault for uuid, (tier, _) in self._tiers.items() if tier in _BY_MPS}
+
+    def edits(self, start: Start) -> ContainerEdits:
+        """What to do to the container. RefusedError if the wall that was asked for cannot be built."""
+        around = walls(start.container)
+        if not around or not self._isolated():
+            return ContainerEdits()
+        tier = self._tier(start)
+        edits = ContainerEdits(env=(f"{shoal.ENV_ISOLATION}={tier.value}",))
+        if tier is Isolation.CGROUP and around.memory_mib:
+            edits += cgroup.hook_edits(self._program, self._door, around.memory_mib)
+        if self._mps is not None and self._is_client(tier, around):
+            inside = self._inside(tier, around)
+            name = namespace_of(start.pod_uid, start.container.name, inside)
+            edits += self._mps.edits(name, inside, [card.uuid for card in start.cards])
+        return edits
+
+    async def prepare(self, start: Start) -> None:
+        """Have the container's MPS namespace ready."""
+        for name, inside in self._names([start]).items():
+            assert self._mps is not None
+            await self._mps.prepare(name, inside)
+
+    async def keep_only(self, starts: Iterable[Start]) -> None:
+        """Remove the MPS namespaces of all other containers."""
+        if self._mps is not None:
+            await self._mps.keep_only(self._names(starts))
+
+    async def run(self) -> None:
+        """Answer hooks, and look after the MPS daemon."""
+        async with contextlib.AsyncExitStack() as stack:
+            if any(tier is Isolation.CGROUP for tier, _ in self._tiers.values()):
+                await stack.enter_async_context(cgroup.serve(self._nvml, self._door, self._cgroups))
+            if self._mps is None:
+                await asyncio.Event().wait()
+                return
+            if self._exclusive:
+                served = [uuid for uuid, (tier, _) in self._tiers.items() if tier in _BY_MPS]
+                await asyncio.to_thread(set_exclusive, self._nvml, served)
+            await self._mps.run()
+
+    def _tier(self, start: Start) -> Isolation:
+        """The tier of all its cards together: the weakest."""
+        found = [self._tiers.get(card.uuid, (Isolation.NONE, "")) for card in start.cards]
+        for _, problem in found:
+            if problem:
+                raise RefusedError(problem)
+        return min((tier for tier, _ in found), key=STRENGTH.__getitem__, default=Isolation.NONE)
+
+    def _is_client(self, tier: Isolation, around: Walls) -> bool:
+        return tier in _BY_MPS or (tier is Isolation.CGROUP and (around.client or around.threads is not None))
+
+    def _inside(self, tier: Isolation, around: Walls) -> Walls:
+        """What MPS has to limit: not the memory where the cgroup does that."""
+        return Walls({}, around.threads, around.client) if tier is Isolation.CGROUP else around
+
+    def _names(self, starts: Iterable[Start]) -> dict[str, Walls]:
+        """The namespaces that containers need."""
+        found: dict[str, Walls] = {}
+        for start in starts:
+            around = walls(start.container)
+            if self._mps is None or not around or not self._isolated():
+                continue
+            try:
+                tier = self._tier(start)
+            except RefusedError:  # it does not start, and is told so when it tries
+                continue
+            if self._is_client(tier, around):
+                inside = self._inside(tier, around)
+                found[namespace_of(start.pod_uid, start.container.name, inside)] = inside
+        return found
+
+
+def build(
+    config: Config,
+    cards: Cards,
+    paths: HostPaths,
+    *,
+    cdi: bool,
+    environment: Mapping[str, str],
+    isolated: Callable[[], bool],
+    changed: Callable[[], None],
+) -> NodeLimits:
+    """The limits that a node's configuration and means allow. `environment` is for the programs of MPS."""
+    driver = cards.driver.driver()
+    source, program = Path(config.limit_hook), paths.programs / cgroup.PROGRAM
+    hook = source.is_file()
+    if hook and cdi and paths.cgroup2.exists():
+        program = cgroup.install(source, paths.programs)
+    daemon = mps_daemon(config, driver, environment)
+    means = Means(
+        driver=driver,
+        cgroup2=paths.cgroup2.exists(),
+        hook=hook,
+        cdi=cdi,
+        mps=daemon is not None,
+        namespaces=daemon is not None and daemon.protocol == 3,
+    )
+    shared = Path(config.mps_shared_memory) if config.mps_shared_memory else None
+    return NodeLimits(
+        cards.driver,
+        cards.survey,
+        means,
+        config.isolation,
+        program=program,
+        door=paths.limit_socket,
+        cgroups=paths.cgroups,
+        mps=None if daemon is None else Mps(daemon, changed=changed, shared_memory=shared),
+        exclusive=config.mps_exclusive,
+        isolated=isolated,
+    )
+
+
+def mps_daemon(config: Config, driver: Driver, environment: Mapping[str, str]) -> MpsDaemon | None:
+    """The node's MPS daemon, if one is configured. Protocol 2 if the driver has no other, or it is asked for."""
+    if not config.mps_program or config.isolation is Wanted.NONE:
+        return None
+    newer = driver.cuda is not None and driver.cuda >= LIMITING_CUDA and config.isolation is not Wanted.MPS
+    return MpsDaemon(
+        pipe_directory=Path(config.mps_directory),
+        log_directory=Path(config.mps_log_directory),
+        environment=environment,
+        protocol=3 if newer else 2,
+        multi_user=newer,
+        program=config.mps_program,
+    )
+
+
+async def cleanup(config: Config, paths: HostPaths, cards: Cards, environment: Mapping[str, str]) -> None:
+    """Leave nothing of the limits on the node: the hook, its socket, and the MPS daemon with its clients."""
+    paths.limit_socket.unlink(missing_ok=True)
+    (paths.programs / cgroup.PROGRAM).unlink(missing_ok=True)
+    if not config.mps_program:
+        return
+    try:
+        await asyncio.to_thread(cards.open)
+        daemon = mps_daemon(config, cards.driver.driver(), environment)
+        if daemon is not None:
+            await daemon.quit()
+        if config.mps_exclusive:
+            await asyncio.to_thread(set_open, cards.driver, [card.uuid for card in cards.survey.cards])
+    except (GpuError, MpsError) as error:
+        log.warning("the MPS daemon is left as it is: %s", error)

@@ -1,0 +1,106 @@
+"""Which walls a node can build around the shares of a card, and what a container's shares are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from shoal.gpu.protocol import VOLTA, Card, Driver, limits_memory
+from shoal.model.allocation import ContainerAllocation
+from shoal.model.gpu import Isolation
+
+STRENGTH: Final = {tier: place for place, tier in enumerate(reversed(Isolation))}
+
+
+class Wanted(StrEnum):
+    """What the configuration asks for: the best there is, or one tier and nothing less."""
+
+    AUTO = "auto"
+    CGROUP = "cgroup"
+    NAMESPACE = "mps-namespace"
+    MPS = "mps"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What the node has."""
+
+    driver: Driver
+    #: The host's cgroups are version 2.
+    cgroup2: bool = False
+    #: The program of the hook is there to be put on the host.
+    hook: bool = False
+    #: The runtime takes CDI devices, and with them hooks and mounts.
+    cdi: bool = True
+    #: There is a control program of MPS.
+    mps: bool = False
+    #: The MPS daemon can have namespaces.
+    namespaces: bool = False
+
+
+def hindrances(card: Card, means: Means) -> dict[Isolation, str]:
+    """Why tiers cannot be had on a card; one that is not listed can."""
+    found: dict[Isolation, str] = {}
+    if not means.cdi:
+        found[Isolation.CGROUP] = "the runtime takes no CDI devices, and so no hooks"
+    elif not means.hook:
+        found[Isolation.CGROUP] = "the program shoal-limit is not there: build it, or set limitHook to its path"
+    elif not means.cgroup2:
+        found[Isolation.CGROUP] = "the node has no cgroup v2"
+    elif not limits_memory(means.driver, card):
+        found[Isolation.CGROUP] = "it needs driver R615 (CUDA 13.4) and a card without MIG"
+    if not means.cdi:
+        reason = "the runtime takes no CDI devices, and so no mount of the MPS directory"
+        found |= {Isolation.NAMESPACE: reason, Isolation.MPS: reason}
+    elif not means.mps:
+        reason = "no MPS control program is configured: set mpsProgram"
+        found |= {Isolation.NAMESPACE: reason, Isolation.MPS: reason}
+    elif not card.max_mps_clients or card.compute_capability is None or card.compute_capability < VOLTA:
+        reason = "MPS can limit clients on Volta and newer cards without MIG only"
+        found |= {Isolation.NAMESPACE: reason, Isolation.MPS: reason}
+    elif not means.namespaces:
+        found[Isolation.NAMESPACE] = "namespaces of MPS need driver R615 (CUDA 13.4)"
+    else:
+        found[Isolation.MPS] = "the node's MPS daemon has namespaces instead"
+    return found
+
+
+def chosen(card: Card, means: Means, wanted: Wanted) -> tuple[Isolation, str]:
+    """The tier of a card's shares, and what is wrong with it: empty unless another one was asked for."""
+    against = hindrances(card, means)
+    if wanted is Wanted.AUTO:
+        return next(tier for tier in Isolation if tier not in against), ""
+    asked = Isolation(wanted.value)
+    if asked in against:
+        return Isolation.NONE, f"isolation {asked.value} is asked for and cannot be had: {against[asked]}"
+    return asked, ""
+
+
+@dataclass(frozen=True, slots=True)
+class Walls:
+    """What a container is to be kept to."""
+
+    #: MiB of each card's memory, by UUID, for the cards it has a limited part of.
+    memory_mib: Mapping[str, int] = field(default_factory=dict)
+    #: Percent of a card's threads; None: all of them.
+    threads: int | None = None
+    #: It asks to be a client of MPS.
+    client: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.memory_mib) or self.threads is not None or self.client
+
+
+def walls(container: ContainerAllocation) -> Walls:
+    """The limits of a container's shares. A whole card has none."""
+    shared = [card for card in container.cards if not card.share.exclusive]
+    memory = {
+        card.uuid: container.memory_limit_mib or card.share.memory_mib
+        for card in shared
+        if container.memory_limit_mib or card.share.memory_mib
+    }
+    compute = {card.share.compute for card in shared if 0 < card.share.compute < 100}
+    return Walls(memory, min(compute, default=None), any(card.share.clients for card in shared))

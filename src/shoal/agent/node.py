@@ -1,0 +1,114 @@
+"""This node's own object: publishes the cards and totals in it, and puts them back when somebody takes them away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from shoal.kube.client import Client
+from shoal.kube.errors import KubeError
+from shoal.kube.objects.node import Node
+from shoal.kube.objects.pod import Quantities
+from shoal.kube.reflector import Reflector
+from shoal.kube.resources import NODES
+from shoal.kube.store import Change
+from shoal.model import quantity
+from shoal.model.contract import gpushare
+from shoal.model.errors import QuantityError
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE: Final = 0.5
+_MAX_PAUSE: Final = 30.0
+
+
+class NodeObject:
+    """The Node of one name. `run` writes what was asked for until cancelled."""
+
+    def __init__(self, client: Client, name: str, *, isolation_changed: Callable[[], None] = lambda: None) -> None:
+        """`isolation_changed` is called when the node's label begins or ceases to switch limits off."""
+        self.name = name
+        self._isolation_changed = isolation_changed
+        self._was_isolated = True
+        self._client = client
+        self._annotations: dict[str, str | None] = {}
+        self._resources: dict[str, tuple[int, int] | None] = {}
+        self._wake = asyncio.Event()
+        self._there = asyncio.Event()
+        self.reflector: Reflector[Node] = Reflector(
+            client, NODES, fields=f"metadata.name={name}", consumers=[self._on_node]
+        )
+
+    @property
+    def node(self) -> Node | None:
+        """The node as last seen."""
+        return self.reflector.store.get(self.name)
+
+    @property
+    def isolated(self) -> bool:
+        """Whether containers are to keep to their share by themselves; a label can say otherwise."""
+        node = self.node
+        return node is None or node.metadata.labels.get(gpushare.LABEL_NO_ISOLATION) != "true"
+
+    def publish(self, annotations: Mapping[str, str | None], resources: Mapping[str, tuple[int, int] | None]) -> None:
+        """How the node shall be: annotations, and capacity and allocatable of resources; None takes one away."""
+        if (dict(annotations), dict(resources)) != (self._annotations, self._resources):
+            self._annotations, self._resources = dict(annotations), dict(resources)
+            self._wake.set()
+
+    def _on_node(self, change: Change[Node]) -> None:
+        if change.new is not None and change.new.status.node_info.kubelet_version:
+            self._there.set()
+        if self.isolated != self._was_isolated:
+            self._was_isolated = self.isolated
+            self._isolation_changed()
+        self._wake.set()
+
+    async def wait_registered(self) -> None:
+        """Return when kubelet has registered the node: what it can do is known only then."""
+        await self._there.wait()
+
+    async def run(self) -> None:
+        """Write whatever differs."""
+        pause = _FIRST_PAUSE
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self.settle()
+                pause = _FIRST_PAUSE
+            except KubeError as error:
+                log.warning("node %s: %s", self.name, error)
+                await asyncio.sleep(pause)
+                pause = min(_MAX_PAUSE, pause * 2)
+                self._wake.set()
+
+    async def settle(self) -> None:
+        """Make the node as it shall be, once."""
+        node = self.node
+        if node is None:
+            return
+        present = node.metadata.annotations
+        annotations = {key: value for key, value in self._annotations.items() if present.get(key) != value}
+        if annotations:
+            await self._client.patch(NODES, self.name, {"metadata": {"annotations": annotations}})
+        status: dict[str, Any] = {}
+        for place, part in enumerate(("capacity", "allocatable")):
+            amounts: Quantities = getattr(node.status, part)
+            for resource, counts in self._resources.items():
+                wanted = None if counts is None else counts[place]
+                if not _same(amounts.get(resource), wanted):
+                    status.setdefault(part, {})[resource] = None if wanted is None else str(wanted)
+        if status:
+            await self._client.patch(NODES, self.name, {"status": status}, subresource="status")
+
+
+def _same(present: str | int | float | None, wanted: int | None) -> bool:
+    if present is None or wanted is None:
+        return present is None and wanted is None
+    try:
+        return quantity.parse(present) == wanted
+    except QuantityError:
+        return False  # whatever it is, it is written anew

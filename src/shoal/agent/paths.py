@@ -1,0 +1,59 @@
+"""Where things are on the host: the only place from which the agent takes a path.
+
+Tests and simulated nodes have directories of their own, so that many agents can run in one process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from shoal.kubelet import cdi, constants
+
+_DEV: Final = Path("/dev")
+
+
+@dataclass(frozen=True, slots=True)
+class HostPaths:
+    """The folders and sockets of one node. Sockets have short paths: the kernel takes 107 bytes."""
+
+    device_plugins: Path = Path(constants.DEVICE_PLUGIN_FOLDER)
+    pod_resources: Path = Path(constants.POD_RESOURCES_SOCKET)
+    #: Where CDI specs are looked for; the agent writes into the last.
+    cdi: tuple[Path, ...] = cdi.FOLDERS
+    #: Where the agent sees the host's device nodes, and where they are on the host.
+    dev: Path = _DEV
+    host_dev: Path = _DEV
+    #: These are the same for the agent and for the host: of sockets, of programs that the host runs, of its cgroups.
+    run: Path = Path("/run/shoal")
+    programs: Path = Path("/var/lib/shoal")
+    cgroups: Path = Path("/sys/fs/cgroup")
+    #: There if the host's cgroups are version 2.
+    cgroup2: Path = Path("/sys/fs/cgroup/cgroup.controllers")
+
+    @property
+    def own_cdi(self) -> Path:
+        """Where the agent's own specs go."""
+        return self.cdi[-1]
+
+    @property
+    def limit_socket(self) -> Path:
+        """Where hooks ask for memory limits."""
+        return self.run / "limit.sock"
+
+    @property
+    def registration(self) -> Path:
+        """The socket on which plugins register."""
+        return self.device_plugins / constants.REGISTRATION_SOCKET
+
+    @property
+    def checkpoint(self) -> Path:
+        """kubelet's record of devices."""
+        return self.device_plugins / constants.CHECKPOINT
+
+    def device(self, name: str) -> tuple[str, str]:
+        """A device node's path in containers, and on the host if that is another one."""
+        inside = str(_DEV / name)
+        there = str(self.host_dev / name)
+        return inside, "" if there == inside else there

@@ -1,0 +1,1 @@
+"""What happens when a container with cards starts: whose devices these are, which cards they stand for, its spec."""

@@ -1,0 +1,81 @@
+"""Decisions about pods that the agent makes or corrects itself, and their record on the pod."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from shoal.agent.choice import choose
+from shoal.agent.errors import RefusedError
+from shoal.agent.holdings import Holding, used
+from shoal.agent.pods import Known, NodePods
+from shoal.kube.client import Client
+from shoal.kube.errors import KubeError
+from shoal.kube.resources import PODS
+from shoal.model.allocation import Allocation
+from shoal.model.contract import gpushare, keti, shoal
+from shoal.model.contract.gpushare import MemoryUnit
+
+log = logging.getLogger(__name__)
+
+
+class Decisions:
+    """Chooses cards for pods that came without, if it may (`chooses`), and writes allocations down."""
+
+    def __init__(
+        self, client: Client, pods: NodePods, *, unit: MemoryUnit, chooses: bool, now_ns: Callable[[], int]
+    ) -> None:
+        self.chooses = chooses
+        self._client = client
+        self._pods = pods
+        self._unit = unit
+        self._now_ns = now_ns
+        self._choosing = asyncio.Lock()
+
+    async def decided(self, known: Known) -> Known:
+        """The pod with an allocation: its own, or one that is chosen and written down now."""
+        holding = known.holding
+        if holding.allocation is not None or holding.problem:
+            return known
+        if not holding.request.containers:
+            raise RefusedError("the pod asks for no cards that the agent counts: delete it")
+        if not self.chooses:
+            raise RefusedError(
+                "nobody has chosen cards for this pod: let Shoal's scheduler place it, or run the agent with "
+                "withoutAllocation: choose"
+            )
+        async with self._choosing:
+            known = self._pods.get(known.uid) or known
+            if known.holding.allocation is None:
+                taken = used(one.holding for one in self._pods if one.counts and one.uid != known.uid)
+                await self.write_down(known, choose(known.holding.request, node=self._pods.node, taken=taken))
+                log.info("pod %s came without an allocation: cards were chosen here", "/".join(known.key))
+        return self._pods.get(known.uid) or known
+
+    async def write_down(self, known: Known, allocation: Allocation) -> None:
+        """Put an allocation on a pod. From now on it counts, also while the write is on its way."""
+        annotations = self._annotations(allocation, known.holding)
+        self._pods.assume(known.uid, allocation)
+        meta = known.pod.metadata
+        # The uid makes the server refuse when another pod has taken the name.
+        patch = {"metadata": {"uid": meta.uid, "annotations": annotations}}
+        try:
+            self._pods.written(await self._client.patch(PODS, meta.name, patch, namespace=meta.namespace))
+        except KubeError as error:
+            self._pods.assume(known.uid, None)
+            raise RefusedError(f"the choice of cards could not be written down: {error}") from error
+
+    def _annotations(self, allocation: Allocation, holding: Holding) -> dict[str, str]:
+        """The decision in the words of all families."""
+        return {
+            **gpushare.encode(
+                allocation,
+                container_names=holding.app_names,
+                node=self._pods.node,
+                unit=self._unit,
+                assume_time_ns=self._now_ns(),
+            ),
+            **keti.encode(allocation),
+            shoal.ANNOTATION_ALLOCATION: shoal.encode_allocation(allocation),
+        }

@@ -1,0 +1,92 @@
+"""Whether a container may have the cards that were chosen for it, and what it gets with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shoal.agent.errors import RefusedError
+from shoal.agent.holdings import fits, used
+from shoal.agent.limits import Limits, Start
+from shoal.agent.pods import Known, NodePods
+from shoal.agent.starts.edits import Scene, cards_of, container_edits
+from shoal.agent.starts.specs import Specs
+from shoal.kubelet.cdi import ContainerEdits
+from shoal.model.allocation import ContainerAllocation
+from shoal.model.contract import shoal
+from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.errors import shown
+from shoal.model.request import NO_SHARE
+
+
+class Gate:
+    """Checks by the pods and cards of one node."""
+
+    def __init__(
+        self, pods: NodePods, specs: Specs, *, unit: MemoryUnit, limits: Limits, isolated: Callable[[], bool]
+    ) -> None:
+        self._pods = pods
+        self._specs = specs
+        self._unit = unit
+        self._limits = limits
+        self._isolated = isolated
+        #: Pods that were let in by this process; those before them show it in their status.
+        self._let_in: set[str] = set()
+
+    def let_in(self, known: Known) -> None:
+        """The pod has its cards."""
+        self._let_in.add(known.uid)
+
+    def entry(self, known: Known, container: str) -> ContainerAllocation:
+        """The container's cards. RefusedError if there are none, or it may not have them now."""
+        holding = known.holding
+        if holding.problem:
+            raise RefusedError(holding.problem)
+        entry = holding.entry(container)
+        if entry is None or container not in holding.resources:
+            raise RefusedError(
+                f"{shoal.ANNOTATION_ALLOCATION} has no cards for container {shown(container)}: delete the pod so that "
+                "it is placed again"
+            )
+        for card in cards_of(entry, self._pods.node):
+            if not card.healthy:
+                raise RefusedError(f"card {card.index} ({card.uuid}) is not healthy: {card.fault}")
+        self._check_room(known, entry)
+        return entry
+
+    def _check_room(self, known: Known, entry: ContainerAllocation) -> None:
+        """Whoever decided: a card is not given to more than it has room for."""
+        self._let_in &= {one.uid for one in self._pods}
+        others = used(
+            one.holding for one in self._pods if one.uid != known.uid and (one.uid in self._let_in or one.any_begun)
+        )
+        own = known.holding.held()
+        for card in cards_of(entry, self._pods.node):
+            taken = others.get(card.uuid, NO_SHARE)
+            if not fits(card, taken, own[card.uuid]):
+                use = "is in use as a whole" if taken.exclusive else f"has {taken.memory_mib} MiB in use"
+                raise RefusedError(
+                    f"card {card.index} ({card.uuid}) {use} by other pods of the node: it is given to this one when "
+                    "they are gone"
+                )
+
+    async def prepare(self, known: Known, entry: ContainerAllocation) -> None:
+        """Have everything ready that the edits name."""
+        await self._limits.prepare(self._start(known, entry))
+
+    def _start(self, known: Known, entry: ContainerAllocation) -> Start:
+        namespace, name = known.key
+        return Start(namespace, name, known.uid, entry, cards_of(entry, self._pods.node))
+
+    def edits(self, known: Known, entry: ContainerAllocation) -> ContainerEdits:
+        """All that the container gets."""
+        node, holding = self._pods.node, known.holding
+        assert holding.allocation is not None
+        scene = Scene(
+            node=node,
+            unit=self._unit,
+            device_nodes=self._specs.device_nodes(node.gpus),
+            vendor=self._specs.vendor(),
+            isolated=self._isolated(),
+        )
+        edits = container_edits(entry, holding.allocation, holding.resources[entry.name], scene)
+        return edits + self._limits.edits(self._start(known, entry))

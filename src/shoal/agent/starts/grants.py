@@ -1,0 +1,138 @@
+"""Gives a container that is about to be created its cards: by identity, or not at all.
+
+Each answer to Allocate names a CDI device that no other answer names. kubelet keeps the answer in its record, beside
+pod and container. So when PreStartContainer comes with device IDs, the record tells which containers have them and by
+which name each will ask the runtime: a spec is written for every one of them under its own name. Containers that share
+devices (an init container, and the one that takes its devices over) need not be told apart, and cannot be mixed up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from shoal.agent.errors import AgentError, IdentityError, RefusedError
+from shoal.agent.pods import Known, NodePods
+from shoal.agent.starts.answers import Answers
+from shoal.agent.starts.checkpoint import Checkpoint, Record, holders
+from shoal.agent.starts.decisions import Decisions
+from shoal.agent.starts.gate import Gate
+from shoal.agent.starts.identity import PodResources
+from shoal.agent.starts.specs import Specs, device_name, own_names, qualified
+from shoal.kube.events import Recorder, reference_to
+from shoal.kube.resources import PODS
+from shoal.kubelet.api import deviceplugin_pb2 as api
+from shoal.model.contract import nvidia
+
+log = logging.getLogger(__name__)
+
+REASON: Final = "GpuRefused"
+#: kubelet waits 30 s for PreStartContainer.
+_POD_SECONDS: Final = 15.0
+_ANNOTATION: Final = nvidia.ANNOTATION_CDI_PREFIX + "shoal_"
+
+
+def recorded_names(record: Record) -> list[str]:
+    """The CDI devices of ours that an answer to Allocate names, however it names them."""
+    response = record.response()
+    names = [device.name for device in response.cdi_devices]
+    names += [
+        name
+        for key, value in response.annotations.items()
+        if key.startswith(nvidia.ANNOTATION_CDI_PREFIX)
+        for name in value.split(",")
+    ]
+    return own_names(names)
+
+
+class Grants:
+    """Answers Allocate and PreStartContainer of every resource."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        pods: NodePods,
+        specs: Specs,
+        checkpoint: Checkpoint,
+        pod_resources: PodResources,
+        gate: Gate,
+        decisions: Decisions,
+        answers: Answers,
+        *,
+        by_annotation: bool,
+        nonce: Callable[[], str],
+    ) -> None:
+        self._recorder = recorder
+        self._pods = pods
+        self._specs = specs
+        self._checkpoint = checkpoint
+        self._pod_resources = pod_resources
+        self._gate = gate
+        self._decisions = decisions
+        self._answers = answers
+        self._by_annotation = by_annotation
+        self._nonce = nonce
+
+    async def allocate(self, resource: str, ids: Sequence[str]) -> api.ContainerAllocateResponse:
+        """Name a CDI device that is yet to be described. Nothing is booked: the pod may still be refused."""
+        name = device_name(resource, ids, self._nonce())
+        response = api.ContainerAllocateResponse()
+        if self._by_annotation:
+            response.annotations[_ANNOTATION + name] = qualified(name)
+        else:
+            response.cdi_devices.add(name=qualified(name))
+        return response
+
+    async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
+        """Let the containers that have these devices start. Raises AgentError, and then none does."""
+        wanted = frozenset(ids)
+        records = holders(self._checkpoint.records(), resource, wanted)
+        known = await self._pods.find(records[0].pod_uid, _POD_SECONDS)
+        strangers = await self._pod_resources.pods_with(resource, wanted) - {known.key}
+        if strangers:
+            namespace, name = min(strangers)
+            raise IdentityError(
+                f"kubelet's record gives devices of {resource} to {'/'.join(known.key)}, its PodResources to "
+                f"{namespace}/{name}: restart kubelet"
+            )
+        try:
+            await self._grant(await self._decisions.decided(known), records)
+        except AgentError as error:
+            log.warning("pod %s does not start: %s", "/".join(known.key), error)
+            self._recorder.record(reference_to(PODS, known.pod), "Warning", REASON, str(error))
+            raise
+
+    async def _grant(self, known: Known, records: Sequence[Record]) -> None:
+        """Let every container that has the devices start. One that may not has no spec."""
+        refusals: list[RefusedError] = []
+        for record in records:
+            names = recorded_names(record)
+            try:
+                if names:
+                    await self._describe(known, record, names)
+                else:
+                    await self._answers.verify(known, record)
+            except RefusedError as error:
+                refusals.append(error)
+                for name in names:
+                    self._specs.remove(name)
+        if len(refusals) == len(records):
+            raise refusals[0]
+        self._gate.let_in(known)
+
+    async def _describe(self, known: Known, record: Record, names: Sequence[str]) -> None:
+        entry = self._gate.entry(known, record.container)
+        edits = self._gate.edits(known, entry)
+        await self._gate.prepare(known, entry)
+        for name in names:
+            self._specs.write(name, edits)
+        cards = ", ".join(f"{card.index} ({card.uuid})" for card in entry.cards)
+        log.info("pod %s container %s gets card %s", "/".join(known.key), record.container, cards)
+
+    def live_names(self) -> set[str]:
+        """The names of devices whose pods may still start a container."""
+        alive = {known.uid for known in self._pods}
+        return {
+            name for record in self._checkpoint.records() if record.pod_uid in alive for name in recorded_names(record)
+        }

@@ -1,0 +1,206 @@
+"""The MPS daemon under the agent's care. Its control program is the stand-in of the test bed."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from shoal.agent.errors import RefusedError
+from shoal.agent.limits.mps import SERVER, Mps, namespace_of, set_exclusive, set_open
+from shoal.agent.limits.tiers import Walls
+from shoal.gpu.describe import parse_cards
+from shoal.gpu.mps import v3
+from shoal.gpu.mps.daemon import MpsDaemon
+from shoal.gpu.protocol import ComputeMode
+from shoal.gpu.simulated import SimulatedNvml
+from tests.gpu.test_mps_daemon import kill, the_daemon, told
+from tests.testbed.waiting import wait_for
+
+CARD, OTHER = "GPU-1", "GPU-2"
+SHARE = Walls({CARD: 3072}, 25)
+
+
+class Cared:
+    """A daemon, and the task that looks after it."""
+
+    def __init__(self, pipe: Path, protocol: Literal[2, 3], look_seconds: float) -> None:
+        self.changes = asyncio.Event()
+        daemon = the_daemon(pipe, protocol, multi_user=protocol == 3)
+        self.mps = Mps(daemon, changed=self.changes.set, look_seconds=look_seconds)
+        self.task = asyncio.create_task(self.mps.run())
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self.changes.clear()
+            await self.changes.wait()
+
+    async def leave(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+Care = Callable[..., Cared]
+
+
+@pytest.fixture
+async def care() -> AsyncIterator[Care]:
+    made: list[Cared] = []
+    folder = Path(tempfile.mkdtemp(prefix="mps-"))
+
+    def make(protocol: Literal[2, 3] = 3, look_seconds: float = 600) -> Cared:
+        made.append(Cared(folder / f"p{protocol}", protocol, look_seconds))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.leave()
+        (each.mps.daemon.pipe_directory / "mute").unlink(missing_ok=True)
+        (each.mps.daemon.pipe_directory / "refuse").unlink(missing_ok=True)
+        await each.mps.daemon.quit()
+    shutil.rmtree(folder)
+
+
+async def namespaces(mps: Mps) -> dict[str, tuple[str, str]]:
+    answer = v3.parse_namespaces(await mps.daemon.tell(v3.list_namespaces(SERVER)))
+    return {one.name: (one.memory_limit, one.threads) for one in answer if one.name != v3.DEFAULT_NAMESPACE}
+
+
+def limited(mps: Mps) -> int:
+    """How often limits were set."""
+    return sum(line.startswith("namespace set") for line in told(mps.daemon))
+
+
+async def test_each_container_has_a_namespace_with_its_limits(care: Care) -> None:
+    mps = care().mps
+    name = namespace_of("uid-1", "main", SHARE)
+    await mps.prepare(name, SHARE)
+    await mps.prepare(name, SHARE)
+    (limits,) = (await namespaces(mps)).values()
+    assert limits[1].startswith("25")
+    assert f"namespace set {name} --server={SERVER} --pinned-memory-limit=3072M --active-thread-percentage=25" in told(
+        mps.daemon
+    )
+    edits = mps.edits(name, SHARE, [CARD])
+    place = str(mps.daemon.pipe_directory / SERVER / name)
+    assert edits.env == (f"CUDA_MPS_PIPE_DIRECTORY={place}",)
+    assert [(mount.host_path, mount.container_path) for mount in edits.mounts] == [(place, place)], "and no other"
+
+
+async def test_limits_by_environment(care: Care) -> None:
+    mps = care(2).mps
+    await mps.prepare("unused", SHARE)
+    pipe = str(mps.daemon.pipe_directory)
+    edits = mps.edits("unused", Walls({OTHER: 1024, CARD: 3072}, 25), [CARD, "GPU-whole", OTHER])
+    assert edits.environment({}) == {
+        "CUDA_MPS_PIPE_DIRECTORY": pipe,
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3072M,2=1024M",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+    }
+    assert [mount.host_path for mount in edits.mounts] == [pipe]
+
+
+async def test_daemon_that_dies_is_started_again_with_all_namespaces(care: Care) -> None:
+    cared = care(look_seconds=0.1)
+    names = {namespace_of(f"uid-{number}", "main", SHARE): SHARE for number in range(3)}
+    for name in names:
+        await cared.mps.prepare(name, SHARE)
+    kill(cared.mps.daemon)
+    await asyncio.to_thread(wait_for, lambda: limited(cared.mps) == 6, "with all namespaces again")
+    assert set(await namespaces(cared.mps)) == set(names)
+
+
+async def test_daemon_outlives_the_agent_with_its_namespaces(care: Care) -> None:
+    first = care()
+    name = namespace_of("uid", "main", SHARE)
+    await first.mps.prepare(name, SHARE)
+    pid = (first.mps.daemon.pipe_directory / "nvidia-cuda-mps-control.pid").read_text()
+    await first.leave()
+    second = care()
+    await second.mps.keep_only({name: SHARE})
+    await second.until(lambda: not second.mps.fault)
+    assert set(await namespaces(second.mps)) == {name}
+    assert (second.mps.daemon.pipe_directory / "nvidia-cuda-mps-control.pid").read_text() == pid
+    assert sum(line.startswith("namespace create") for line in told(second.mps.daemon)) == 1
+
+
+async def test_namespaces_of_containers_that_are_gone_go(care: Care) -> None:
+    mps = care().mps
+    names = [namespace_of(f"uid-{number}", "main", SHARE) for number in range(3)]
+    for name in names:
+        await mps.prepare(name, SHARE)
+    await mps.keep_only({names[1]: SHARE})
+    assert set(await namespaces(mps)) == {names[1]}
+
+
+async def test_silent_daemon_is_told_and_not_killed(care: Care) -> None:
+    cared = care(look_seconds=0.1)
+    await cared.until(lambda: not cared.mps.fault)
+    pid = int((cared.mps.daemon.pipe_directory / "nvidia-cuda-mps-control.pid").read_text())
+    cared.mps.daemon._patience = 0.5
+    (cared.mps.daemon.pipe_directory / "mute").touch()
+    await cared.until(lambda: cared.mps.failing)
+    assert "drain the node" in cared.mps.fault
+    os.kill(pid, 0)
+    with pytest.raises(RefusedError, match="does not answer"):
+        await cared.mps.prepare("n_1", SHARE)
+    (cared.mps.daemon.pipe_directory / "mute").unlink()
+    cared.mps.daemon._patience = 60
+    await cared.until(lambda: not cared.mps.fault)
+
+
+async def test_namespace_without_its_limits_is_not_left(care: Care) -> None:
+    cared = care()
+    await cared.until(lambda: not cared.mps.fault)
+    refuse = cared.mps.daemon.pipe_directory / "refuse"
+    refuse.write_text("namespace set\n")
+    with pytest.raises(RefusedError, match="could not be made"):
+        await cared.mps.prepare("n_1", SHARE)
+    refuse.unlink()
+    await cared.mps.prepare("n_1", SHARE)
+    assert len(await namespaces(cared.mps)) == 1
+    assert sum(line.startswith("namespace create n_1") for line in told(cared.mps.daemon)) >= 2
+
+
+async def test_unequal_shares_are_refused(care: Care) -> None:
+    cared = care()
+    with pytest.raises(RefusedError, match="ask for equal ones"):
+        await cared.mps.prepare("n_1", Walls({CARD: 1, OTHER: 2}))
+
+
+async def test_control_program_that_is_not_there(care: Care, tmp_path: Path) -> None:
+    pipe = care(2).mps.daemon.pipe_directory.parent / "none"
+    daemon = MpsDaemon(pipe_directory=pipe, log_directory=tmp_path, environment={}, program=str(tmp_path / "nothing"))
+    changed = asyncio.Event()
+    mps = Mps(daemon, changed=changed.set)
+    task = asyncio.create_task(mps.run())
+    await changed.wait()
+    assert "comes with NVIDIA's driver" in mps.fault
+    assert mps.failing
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_exclusive_mode_is_set_and_put_back() -> None:
+    nvml = SimulatedNvml(parse_cards("2xA30"), clock=lambda: 0.0)
+    first, second = nvml.uuids()
+    nvml.lose(second)
+    set_exclusive(nvml, [first, second])
+    assert nvml.compute_mode(first) is ComputeMode.EXCLUSIVE_PROCESS
+    set_open(nvml, [first, second])
+    assert nvml.compute_mode(first) is ComputeMode.DEFAULT
+
+
+def test_names_tell_containers_and_limits_apart() -> None:
+    names = {
+        namespace_of(uid, container, walls)
+        for uid in ("a", "b")
+        for container in ("x", "y")
+        for walls in (SHARE, Walls({CARD: 1}, 25), Walls({CARD: 3072}, 26))
+    }
+    assert len(names) == 12
+    assert all(len(name) == 18 for name in names)

@@ -1,0 +1,146 @@
+"""The manifests of the agent: taken by a real API server, as the code has them, and enough rights but no more."""
+
+import http.client
+import itertools
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shoal import __version__
+from shoal.agent.config import load
+from shoal.kubelet import constants
+from shoal.model.contract import gpushare, keti, nvidia, shoal
+from tests.agent.lab import memory_pod
+from tests.agent.real.conftest import NewLab, RealLab
+from tests.kubelet.pods import container
+from tests.testbed.apiserver import ApiServer
+from tests.testbed.waiting import wait_for
+
+DEPLOY = Path(__file__).parents[3] / "deploy" / "agent"
+ACCOUNT = "shoal-agent"
+
+
+def documents() -> list[dict[str, Any]]:
+    """What lies in the files, kustomization excepted."""
+    paths = sorted(path for path in DEPLOY.glob("*.yaml") if path.name != "kustomization.yaml")
+    return list(itertools.chain.from_iterable(yaml.safe_load_all(path.read_text()) for path in paths))
+
+
+def one(kind: str) -> dict[str, Any]:
+    (found,) = [document for document in documents() if document["kind"] == kind]
+    return found
+
+
+def test_settings_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text(one("ConfigMap")["data"]["agent.yaml"])
+    assert load(path, {"nodeName": "n"}) == load(None, {"nodeName": "n"}), "they are the defaults, written out"
+
+
+def test_names_paths_and_ports_are_those_of_the_code() -> None:
+    pod = one("DaemonSet")["spec"]["template"]["spec"]
+    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    wanted = {(gpushare.LABEL_NODE, "true"), (keti.LABEL_NODE, keti.LABEL_NODE_VALUE), (nvidia.LABEL_PRESENT, "true")}
+    assert {(rule["key"], *rule["values"]) for term in terms for rule in term["matchExpressions"]} == wanted
+    assert [toleration["key"] for toleration in pod["tolerations"]] == [nvidia.TAINT_GPU]
+    (agent,) = pod["containers"]
+    assert agent["image"] == f"shoal:{__version__}"
+    assert agent["env"][0]["name"] == gpushare.ENV_NODE_NAME
+    assert agent["livenessProbe"]["httpGet"]["path"] == shoal.PATH_HEALTH
+    assert agent["readinessProbe"]["httpGet"]["path"] == shoal.PATH_READY
+    assert agent["ports"][0]["containerPort"] == load(None, {"nodeName": "n"}).port
+    assert not agent["securityContext"].get("privileged")
+    hosts = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    mounts = {mount["name"]: mount["mountPath"] for mount in agent["volumeMounts"]}
+    assert hosts["device-plugins"] == mounts["device-plugins"] == str(constants.DEVICE_PLUGIN_FOLDER)
+    assert hosts["pod-resources"] == mounts["pod-resources"] == str(constants.POD_RESOURCES_SOCKET.parent)
+    assert (hosts["dev"], f"--dev={mounts['dev']}") == ("/dev", agent["args"][-1])
+
+
+@pytest.fixture
+def rights(apiserver: ApiServer) -> None:
+    """The agent's account with its rights and its fence."""
+    for document in documents():
+        if document["kind"] != "DaemonSet":
+            apiserver.kubectl("apply", "-f", "-", input=json.dumps(document))
+
+
+def kubeconfig_of(lab: RealLab, folder: Path) -> Path:
+    """As the agent's pod on the node has it: a token bound to that pod, which so names the node."""
+    server = lab.pods.apiserver
+    path = "/api/v1/namespaces/kube-system"
+    name = f"agent-of-{lab.node.name}"
+    spec = {"containers": [container("main")], "nodeName": lab.node.name, "serviceAccountName": ACCOUNT}
+    pod = server.request("POST", f"{path}/pods", {"metadata": {"name": name}, "spec": spec})
+    bound = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod["metadata"]["uid"]}
+    asked = {"spec": {"expirationSeconds": 3600, "boundObjectRef": bound}}
+    token = server.request("POST", f"{path}/serviceaccounts/{ACCOUNT}/token", asked)["status"]["token"]
+    config = yaml.safe_load(server.kubeconfig().read_text())
+    config["users"][0]["user"] = {"token": token}
+    written = folder / "kubeconfig"
+    written.touch(mode=0o600)
+    written.write_text(yaml.safe_dump(config))
+    return written
+
+
+@pytest.mark.usefixtures("rights")
+def test_rights_are_enough_and_end_at_the_own_node(new_lab: NewLab, tmp_path: Path) -> None:
+    lab = new_lab("2xT4", start=False)
+    assert isinstance(lab, RealLab)
+    lab.kubeconfig = kubeconfig_of(lab, tmp_path)
+    lab.start()
+    lab.bind(memory_pod("foreign", 3))
+    lab.pods.wait_running("foreign")
+    assert lab.visible("foreign") == lab.written("foreign")
+    wait_for(
+        lambda: lab.pods.get("foreign")["metadata"]["annotations"][gpushare.ANNOTATION_ASSIGNED] == "true",
+        "marked as assigned",
+    )
+    lab.bind(memory_pod("large", 14))
+    lab.pods.wait_running("large")
+    lab.bind(memory_pod("late", 13))
+    lab.pods.wait_event("late", lambda event: event["reason"] == "GpuRefused", "of its refusal")
+
+    server = lab.pods.apiserver
+    server.request("POST", "/api/v1/nodes", {"metadata": {"name": "elsewhere"}})
+    server.request(
+        "POST",
+        f"/api/v1/namespaces/{lab.pods.namespace}/pods",
+        {"metadata": {"name": "far"}, "spec": {"containers": [container("main")], "nodeName": "elsewhere"}},
+    )
+    pods = f"/api/v1/namespaces/{lab.pods.namespace}/pods"
+    annotate, label = ({"metadata": {part: {"a": "b"}}} for part in ("annotations", "labels"))
+    for path, change in (
+        ("/api/v1/nodes/elsewhere", annotate),
+        ("/api/v1/nodes/elsewhere/status", {"status": {"capacity": {gpushare.RESOURCE_COUNT: "8"}}}),
+        (f"{pods}/far", annotate),
+        (f"/api/v1/nodes/{lab.node.name}", label),
+        (f"/api/v1/nodes/{lab.node.name}", {"spec": {"unschedulable": True}}),
+        (f"{pods}/foreign", label),
+    ):
+        status, message = attempt(lab, "PATCH", path, change)
+        assert status == 422, (path, message)
+        assert "shoal-agent-own-node" in message
+    assert attempt(lab, "PATCH", f"/api/v1/nodes/{lab.node.name}", annotate)[0] == 200
+    for method, path in (("DELETE", f"{pods}/foreign"), ("GET", "/api/v1/secrets"), ("POST", pods)):
+        assert attempt(lab, method, path)[0] == 403
+    server.request("DELETE", "/api/v1/nodes/elsewhere")
+
+
+def attempt(lab: RealLab, method: str, path: str, body: object = None) -> tuple[int, str]:
+    """What the API server says to the agent's account."""
+    server = lab.pods.apiserver
+    token = yaml.safe_load(lab.kubeconfig.read_text())["users"][0]["user"]["token"]
+    context = ssl.create_default_context(cafile=str(server.ca))
+    connection = http.client.HTTPSConnection("127.0.0.1", server.port, context=context, timeout=60)
+    headers = {"Content-Type": "application/merge-patch+json", "Authorization": f"Bearer {token}"}
+    try:
+        connection.request(method, path, json.dumps(body), headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()

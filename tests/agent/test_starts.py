@@ -1,0 +1,262 @@
+"""The pure parts of a start: kubelet's record, names, edits, matching without CDI, strategies, settings."""
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.agent import runtimes
+from shoal.agent.config import load
+from shoal.agent.errors import ConfigError, IdentityError
+from shoal.agent.paths import HostPaths
+from shoal.agent.starts import matching
+from shoal.agent.starts.checkpoint import Checkpoint, Record, decode, holders
+from shoal.agent.starts.edits import Scene, container_edits
+from shoal.agent.starts.grants import recorded_names
+from shoal.agent.starts.matching import Given, Offer
+from shoal.agent.starts.specs import Specs, device_name, qualified
+from shoal.kubelet.api import deviceplugin_pb2 as api
+from shoal.kubelet.cdi import ContainerEdits, Device, DeviceNode, Spec
+from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
+from shoal.model.contract import gpushare, keti, nvidia
+from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.gpu import Gpu, NodeGpus
+from shoal.model.request import Share
+
+R = gpushare.RESOURCE_MEMORY
+STRATEGIES = yaml.safe_load((Path(__file__).parent / "cases" / "strategies.yaml").read_text())
+#: Written by a real kubelet 1.36.3.
+REAL = (
+    b'{"Data":{"PodDeviceEntries":[{"PodUID":"e4422157-dfbf-4fcf-a97d-de6682929ec2","ContainerName":"main",'
+    b'"ResourceName":"shoal.test/d6bffaa1","DeviceIDs":{"-1":["d6bffaa1-2","d6bffaa1-1"]},'
+    b'"AllocResp":"Kh0KG3Nob2FsLnRlc3Qvc2hhcmU9ZDZiZmZhYTEtMQ=="}],"RegisteredDevices":{"shoal.test/d6bffaa1":'
+    b'["d6bffaa1-0","d6bffaa1-1","d6bffaa1-2","d6bffaa1-3"]}},"Checksum":1958860825}'
+)
+
+
+def record(pod: str, container: str, ids: str, response: api.ContainerAllocateResponse | None = None) -> Record:
+    raw = (response or api.ContainerAllocateResponse()).SerializeToString()
+    return Record(pod, container, R, frozenset(ids.split()), base64.b64encode(raw).decode())
+
+
+# kubelet's record
+
+
+def test_record_of_a_real_kubelet():
+    (found,) = decode(REAL)
+    assert (found.container, set(found.ids)) == ("main", {"d6bffaa1-1", "d6bffaa1-2"})
+    assert [device.name for device in found.response().cdi_devices] == ["shoal.test/share=d6bffaa1-1"]
+
+
+def test_record_is_read_again_when_it_is_replaced(tmp_path: Path):
+    path = tmp_path / "checkpoint"
+    checkpoint = Checkpoint(path)
+    assert checkpoint.records() == ()
+    path.write_bytes(REAL)
+    assert len(checkpoint.records()) == 1
+    draft = tmp_path / "draft"
+    draft.write_text(json.dumps({"Data": {"PodDeviceEntries": None}, "Checksum": 1}))
+    draft.replace(path)
+    assert checkpoint.records() == ()
+    path.write_text("{")
+    with pytest.raises(IdentityError, match="cannot be read"):
+        checkpoint.records()
+
+
+def test_devices_in_use_are_those_of_pods_that_live(tmp_path: Path):
+    path = tmp_path / "checkpoint"
+    path.write_bytes(REAL)
+    resource = "shoal.test/d6bffaa1"
+    checkpoint = Checkpoint(path)
+    assert checkpoint.in_use(resource, {"e4422157-dfbf-4fcf-a97d-de6682929ec2"}) == {"d6bffaa1-1", "d6bffaa1-2"}
+    assert (
+        checkpoint.in_use(resource, {"another"})
+        == checkpoint.in_use(R, {found.pod_uid for found in decode(REAL)})
+        == set()
+    )
+
+
+def test_holders_are_all_containers_with_just_these_devices():
+    records = (
+        record("a", "init", "m0 m1"),
+        record("a", "main", "m0 m1"),
+        record("a", "other", "m0 m1 m2"),
+        record("b", "main", "m7"),
+    )
+    assert [one.container for one in holders(records, R, frozenset({"m1", "m0"}))] == ["init", "main"]
+    assert [one.pod_uid for one in holders(records, R, frozenset({"m7"}))] == ["b"]
+    for nobody in ({"m0"}, {"m9"}, set()):
+        with pytest.raises(IdentityError, match="no record"):
+            holders(records, R, frozenset(nobody))
+    with pytest.raises(IdentityError, match="several pods"):
+        holders((*records, record("b", "x", "m0 m1")), R, frozenset({"m0", "m1"}))
+
+
+# Names and files
+
+
+def test_each_answer_names_a_device_of_its_own():
+    one, other = (device_name(R, ["m1", "m0"], nonce) for nonce in ("aa", "bb"))
+    assert one != other
+    assert one.split("-")[0] == other.split("-")[0] == device_name(R, ["m0", "m1"], "x").split("-")[0]
+    assert device_name(keti.RESOURCE_MPS, ["m0", "m1"], "aa") != one
+    response = api.ContainerAllocateResponse()
+    response.cdi_devices.add(name=qualified(one))
+    response.cdi_devices.add(name="nvidia.com/gpu=0")
+    response.annotations[nvidia.ANNOTATION_CDI_PREFIX + "shoal_x"] = f"{qualified(other)},vendor.com/x=y"
+    response.annotations["unrelated"] = qualified("not-this")
+    assert recorded_names(record("a", "main", "m0", response)) == [one, other]
+
+
+def test_files_of_names(tmp_path: Path):
+    folder = tmp_path / "cdi"
+    specs = Specs(HostPaths(cdi=(tmp_path / "etc", folder)))
+    assert specs.names() == set()
+    for name in ("a-1", "b-2"):
+        specs.write(name, ContainerEdits(env=(f"NAME={name}",)))
+    (folder / ".shoal.dev-share-c-3.json.99").write_text("half")
+    (folder / "vendor.json").write_text("{}")
+    assert specs.names() == {"a-1", "b-2"}
+    assert specs.keep_only(["a-1"]) == {"b-2"}
+    specs.remove_drafts()
+    assert sorted(path.name for path in folder.iterdir()) == ["shoal.dev-share-a-1.json", "vendor.json"]
+
+
+# What a container gets
+
+CARDS = tuple(Gpu(f"GPU-{index}", index, 16384, minor=9 - index) for index in range(3))
+NODE = NodeGpus("n", CARDS)
+
+
+SHARE = Share(4096)
+
+
+def entry(*indices: int, share: Share = SHARE, limit: int | None = None) -> ContainerAllocation:
+    cards = tuple(CardShare(f"GPU-{index}", index, share) for index in indices)
+    return ContainerAllocation("main", cards, memory_limit_mib=limit)
+
+
+def edits(one: ContainerAllocation, resource: str, **scene: dict) -> ContainerEdits:
+    return container_edits(one, Allocation("n", (one,)), resource, Scene(NODE, MemoryUnit.GIB, **scene))  # type: ignore[arg-type]
+
+
+def test_environment_by_family():
+    assert edits(entry(1), R).environment({}) == {
+        nvidia.ENV_VISIBLE_DEVICES: "GPU-1",
+        gpushare.NAME_INDEX: "1",
+        gpushare.NAME_POD: "4",
+        gpushare.NAME_CARD: "16",
+        gpushare.ENV_CONTAINER: "4",
+    }
+    client = entry(0, 2, share=Share(2048, clients=1), limit=3072)
+    assert edits(client, keti.RESOURCE_MPS).environment({}) == {
+        nvidia.ENV_VISIBLE_DEVICES: "GPU-0,GPU-2",
+        keti.ENV_MEMORY_LIMIT: "0=3072M,1=3072M",
+    }
+    whole = entry(2, 0, share=Share(exclusive=True))
+    assert edits(whole, nvidia.RESOURCE_GPU).environment({}) == {nvidia.ENV_VISIBLE_DEVICES: "GPU-2,GPU-0"}
+
+
+def test_device_nodes_go_by_minor_and_only_where_the_host_has_them():
+    there = {
+        "nvidia8": ("/dev/nvidia8", "/root/dev/nvidia8"),
+        "nvidia9": ("/dev/nvidia9", ""),
+        "nvidiactl": ("/dev/nvidiactl", ""),
+    }
+    found = edits(entry(1), R, device_nodes=there).device_nodes
+    assert found == (
+        DeviceNode(path="/dev/nvidia8", host_path="/root/dev/nvidia8", permissions="rw"),
+        DeviceNode(path="/dev/nvidiactl", permissions="rw"),
+    )
+
+
+@pytest.mark.parametrize("by", ["uuid", "index"])
+def test_vendors_spec_brings_its_edits_and_loses_on_the_environment(by: str):
+    devices = tuple(
+        Device(
+            gpu.uuid if by == "uuid" else str(gpu.index),
+            ContainerEdits(device_nodes=(DeviceNode(f"/dev/nvidia{gpu.minor}"),)),
+        )
+        for gpu in CARDS
+    )
+    common = ContainerEdits(env=(f"{nvidia.ENV_VISIBLE_DEVICES}=void", "LIBRARIES=there"))
+    spec = Spec(cdi_version="0.6.0", kind=nvidia.RESOURCE_GPU, devices=devices, container_edits=common)
+    vendor = {spec.qualified(device): (spec, device) for device in devices}
+    there = {"nvidia8": ("/dev/nvidia8", "")}
+    found = edits(entry(1), R, vendor=vendor, device_nodes=there)
+    assert [node.path for node in found.device_nodes] == ["/dev/nvidia8"], "once, and no other card's"
+    assert found.environment({})[nvidia.ENV_VISIBLE_DEVICES] == "GPU-1"
+    assert found.environment({})["LIBRARIES"] == "there"
+    del vendor[spec.qualified(devices[1])]
+    assert "LIBRARIES" not in edits(entry(1), R, vendor=vendor).environment({}), "half a spec is none"
+
+
+# Without CDI
+
+
+def test_answers_tell_their_cards():
+    for by_mounts in (False, True):
+        response = matching.answer(entry(2, 0), edits(entry(2, 0), R), by_mounts=by_mounts)
+        assert matching.given_cards(response) == ("GPU-2", "GPU-0")
+    assert response.envs[nvidia.ENV_VISIBLE_DEVICES] == nvidia.VISIBLE_DEVICES_DIRECTORY
+    assert {mount.host_path for mount in response.mounts} == {"/dev/null"}
+
+
+OFFERS = st.lists(st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]), max_size=6).map(
+    lambda cards: [Offer(f"pod-{n}", "main", (card,)) for n, card in enumerate(cards)]
+)
+
+
+@given(OFFERS, st.randoms(use_true_random=False))
+def test_answers_in_any_order_use_every_offer_once(offers: list[Offer], rng) -> None:
+    """kubelet calls for pods in another order than they were bound, and records each answer for its own pod."""
+    callers = list(offers)
+    rng.shuffle(callers)
+    given: list[Given] = []
+    for caller in callers:
+        offer = matching.still_open(offers, given)[0]
+        given.append(Given(offer.cards, caller.uid, caller.container))
+    assert sorted(one.cards for one in given) == sorted(offer.cards for offer in offers)
+    assert matching.still_open(offers, given) == []
+
+
+# Strategies and settings
+
+
+@pytest.mark.parametrize(("kubelet", "runtime", "strategy"), STRATEGIES)
+def test_strategies(kubelet: str, runtime: str, strategy: str):
+    chosen = runtimes.choose(kubelet, runtime)
+    assert chosen.strategy == strategy
+    assert chosen.why
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "nodeName"),
+        ({"nodeName": "N!"}, "nodeName"),
+        ({"nodeName": "n", "colour": "red"}, "colour"),
+        ({"nodeName": "n", "memoryUnit": "KiB"}, "memoryUnit"),
+        ({"nodeName": "n", "mpsClients": 49}, "mpsClients"),
+        ({"nodeName": "n", "resources": ["cpu"]}, "resource 'cpu' is not served"),
+        ({"nodeName": "n", "deviceListStrategy": "smoke"}, "choose one of auto, envvar"),
+    ],
+)
+def test_settings_that_cannot_be_used(tmp_path: Path, settings: dict, words: str):
+    path = tmp_path / "agent.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    with pytest.raises(ConfigError) as refused:
+        load(path, {})
+    assert words in str(refused.value)
+    assert str(path) in str(refused.value)
+
+
+def test_flags_win_over_the_file(tmp_path: Path):
+    path = tmp_path / "agent.yaml"
+    path.write_text("nodeName: from-file\nmemoryUnit: MiB\n")
+    found = load(path, {"nodeName": "from-flag"})
+    assert (found.node_name, found.memory_unit) == ("from-flag", MemoryUnit.MIB)
