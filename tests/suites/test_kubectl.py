@@ -11,9 +11,8 @@ from collections.abc import Callable
 import pytest
 import yaml
 
+from tests.testbed import binaries
 from tests.testbed.cluster import Api
-
-pytestmark = pytest.mark.kube  # kubectl is one of the programs of `make kube`
 
 Kubectl = Callable[..., str]
 
@@ -39,11 +38,14 @@ metadata: {name: map}
 data: {a: '1', b: '2'}
 """
 
-#: Where the embedded cluster still differs. Strict: a test that is listed and passes fails.
-NOT_YET = {
-    "test_create_without_a_file": "these commands send protobuf; the embedded server takes JSON and YAML only",
-    "test_unknown_fields_are_refused": "no schemas of the built-in kinds, so unknown fields are kept",
-}
+
+@pytest.fixture(autouse=True)
+def _there() -> None:
+    """kubectl is one of the programs of `make kube`: without it the embedded half cannot run either."""
+    try:
+        binaries.find("kubectl")
+    except binaries.BinariesError as error:
+        pytest.skip(f"kubectl: {error}")
 
 
 @pytest.fixture
@@ -54,11 +56,8 @@ def namespace(cluster: Api) -> str:
 
 
 @pytest.fixture
-def kubectl(cluster: Api, namespace: str, request: pytest.FixtureRequest) -> Kubectl:
+def kubectl(cluster: Api, namespace: str) -> Kubectl:
     """kubectl in a namespace of the test's own."""
-    test = request.node.originalname
-    if test in NOT_YET and request.node.callspec.params["cluster"] == "embedded":
-        request.applymarker(pytest.mark.xfail(reason=NOT_YET[test], strict=True))
 
     def run(*arguments: str, text: str | None = None, check: bool = True) -> str:
         return cluster.kubectl("--namespace", namespace, *arguments, input=text, check=check)
@@ -94,7 +93,23 @@ def test_get_says_what_is_not_there(kubectl: Kubectl) -> None:
 def test_create_without_a_file(kubectl: Kubectl, namespace: str) -> None:
     assert kubectl("create", "configmap", "map", "--from-literal=a=b") == "configmap/map created\n"
     assert kubectl("create", "secret", "generic", "hidden", "--from-literal=a=b") == "secret/hidden created\n"
-    assert kubectl("create", "deployment", "web", "--image=busybox") == "deployment.apps/web created\n"
+    assert kubectl("create", "deployment", "web", "--image=busybox", "--replicas=0") == "deployment.apps/web created\n"
+    spec = json.loads(kubectl("get", "deploy", "web", "-o", "json"))["spec"]
+    assert (spec["replicas"], spec["template"]["spec"]["containers"][0]["image"]) == (0, "busybox")
+    assert kubectl("create", "job", "once", "--image=busybox", "--", "true") == "job.batch/once created\n"
+    assert kubectl("create", "cronjob", "often", "--image=busybox", "--schedule=* * * * *").startswith("cronjob.batch/")
+    assert kubectl("create", "serviceaccount", "robot") == "serviceaccount/robot created\n"
+    assert kubectl("create", "service", "nodeport", "door", "--tcp=80:http") == "service/door created\n"
+    port = json.loads(kubectl("get", "svc", "door", "-o", "jsonpath={.spec.ports[0]}"))
+    assert (port["port"], port["targetPort"], port["protocol"]) == (80, "http", "TCP")
+    assert kubectl("create", "pdb", "web", "--selector=app=web", "--min-available=50%").startswith(
+        "poddisruptionbudget"
+    )
+    assert kubectl("get", "pdb", "web", "-o", "jsonpath={.spec.minAvailable}") == "50%"
+    assert kubectl("create", "quota", "few", "--hard=pods=100") == "resourcequota/few created\n"
+    assert kubectl("create", "role", "reader", "--verb=get", "--resource=pods").startswith("role.rbac")
+    assert kubectl("create", "ingress", "way", "--rule=a/b=door:80").startswith("ingress.networking")
+    assert kubectl("get", "ingress", "way", "-o", "jsonpath={.spec.rules[0].http.paths[0].path}") == "/b"
     assert kubectl("create", "namespace", f"{namespace}-a") == f"namespace/{namespace}-a created\n"
     assert "already exists" in kubectl("create", "namespace", f"{namespace}-a", check=False)
 
@@ -160,6 +175,37 @@ def test_a_bad_request_is_refused_with_the_reason(kubectl: Kubectl) -> None:
 def test_unknown_fields_are_refused(kubectl: Kubectl) -> None:
     refused = kubectl("apply", "-f", "-", text=MAP.replace("\ndata:", "\ndat:"), check=False)
     assert 'strict decoding error: unknown field "dat"' in refused
+    refused = kubectl("create", "-f", "-", text=DEPLOYMENT.replace("containers:", "contianers:"), check=False)
+    assert 'strict decoding error: unknown field "spec.template.spec.contianers"' in refused
+    kubectl("apply", "--validate=false", "-f", "-", text=MAP.replace("\ndata:", "\ndat: {}\ndata:"))
+    assert json.loads(kubectl("get", "cm", "map", "-o", "json")).keys().isdisjoint({"dat"})
+
+
+def test_explain(kubectl: Kubectl) -> None:
+    told = kubectl("explain", "pod.spec.containers.resources")
+    assert re.search(r"^FIELD: resources <ResourceRequirements>$", told, re.MULTILINE)
+    assert re.search(r"^  limits\t<map\[string\](string|Quantity)>", told, re.MULTILINE)
+    assert 'field "nothing" does not exist' in kubectl("explain", "pod.nothing", check=False)
+
+
+def test_drain(kubectl: Kubectl, namespace: str) -> None:
+    kubectl("create", "-f", "-", text=f"apiVersion: v1\nkind: Node\nmetadata: {{name: {namespace}}}")
+    kubectl(
+        "create", "-f", "-", text=POD.replace("spec: {", f"spec: {{nodeName: {namespace}, ").replace("busybox", "x")
+    )
+    refused = kubectl("drain", namespace, check=False)
+    assert "cannot delete Pods that declare no controller" in refused
+    assert f"pod/one evicted\nnode/{namespace} drained\n" in kubectl(
+        "drain", namespace, "--force", "--grace-period=0", "--timeout=60s"
+    )
+    assert kubectl("get", "pods", "-o", "name") == ""
+    kubectl("delete", "node", namespace)
+
+
+def test_questions_about_access_and_use(kubectl: Kubectl) -> None:
+    assert kubectl("auth", "can-i", "create", "pods") == "yes\n"
+    assert re.search(r"^Username +admin$", kubectl("auth", "whoami"), re.MULTILINE)
+    assert kubectl("top", "pods", check=False) == "error: Metrics API not available\n"
 
 
 def test_label_and_annotate(kubectl: Kubectl) -> None:
@@ -214,6 +260,7 @@ def test_describe(kubectl: Kubectl, namespace: str) -> None:
         "source": {"component": "shoal"},
     }
     kubectl("create", "-f", "-", text=json.dumps(event))
+    assert re.search(r"Normal +Placed +Pod/one +on card 0", kubectl("events"))
     told = kubectl("describe", "pod", "one")
     assert re.search(r"^Name: +one$", told, re.MULTILINE)
     assert re.search(r"^ +aliyun.com/gpu-mem: +3$", told, re.MULTILINE)

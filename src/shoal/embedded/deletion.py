@@ -213,7 +213,7 @@ class Deletion:
         old = self._store.get(NAMESPACES.key, ("", name)) if name else None
         if old is None or "deletionTimestamp" not in old["metadata"]:
             return
-        if any(obj["metadata"].get("namespace") == name for _, obj in self._store.everything()):
+        if not self._store.is_empty(name):
             return
         new: Object = copied(old)
         new["spec"]["finalizers"] = []

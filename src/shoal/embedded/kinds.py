@@ -5,9 +5,9 @@ A kind says how it is named and addressed. What a good object of it looks like i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 #: Group and plural: objects are stored once, whatever version they are asked for in.
 ResourceKey = tuple[str, str]
@@ -26,6 +26,9 @@ SUBRESOURCE_KINDS: Final = {
 }
 
 
+ANYTHING: Final = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of object in one version."""
@@ -42,6 +45,8 @@ class Kind:
     #: Whether metadata.generation counts the changes of the specification.
     counted: bool = False
     custom: bool = False
+    #: Of a custom kind: what its definition says of this version.
+    served: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def key(self) -> ResourceKey:
@@ -52,6 +57,12 @@ class Kind:
     def api_version(self) -> str:
         """As objects carry it."""
         return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """Of a custom kind: the schema of its objects; one that takes anything if it has none."""
+        whole: Mapping[str, Any] = (self.served.get("schema") or {}).get("openAPIV3Schema") or ANYTHING
+        return whole
 
     @property
     def list_kind(self) -> str:
@@ -315,6 +326,7 @@ REPLICA_SETS: Final = _built_in("apps", "replicasets")
 REVISIONS: Final = _built_in("apps", "controllerrevisions")
 STATEFUL_SETS: Final = _built_in("apps", "statefulsets")
 JOBS: Final = _built_in("batch", "jobs")
+BUDGETS: Final = _built_in("policy", "poddisruptionbudgets")
 DEFINITIONS: Final = _built_in("apiextensions.k8s.io", "customresourcedefinitions")
 
 

@@ -15,6 +15,7 @@ _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0
 _QUALIFIED: Final = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _VALUE: Final = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
 _SERVICE: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_CONFIG_KEY: Final = re.compile(r"[-._a-zA-Z0-9]+")
 _FINALIZERS: Final = ("orphan", "foregroundDeletion", "kubernetes")
 _ANNOTATION_BYTES: Final = 256 * 1024
 
@@ -37,6 +38,10 @@ _QUALIFIED_TEXT: Final = (
     "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric "
     "character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is "
     "'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
+)
+_CONFIG_KEY_TEXT: Final = (
+    "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or "
+    "'key-name', regex used for validation is '[-._a-zA-Z0-9]+')"
 )
 _VALUE_TEXT: Final = (
     "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and "
@@ -77,6 +82,16 @@ def label_key_errors(key: str) -> list[str]:
         errors.append("name part must be non-empty")
     errors += [f"name part {error}" for error in _too_long(parts[-1], 63, "bytes")]
     return errors if _QUALIFIED.fullmatch(parts[-1]) else [*errors, _QUALIFIED_TEXT]
+
+
+def config_key_errors(key: str) -> list[str]:
+    """What keeps a word from being a key of a ConfigMap or a Secret."""
+    errors = _too_long(key, 253)
+    if not _CONFIG_KEY.fullmatch(key):
+        errors.append(_CONFIG_KEY_TEXT)
+    if key in (".", "..") or key.startswith(".."):
+        errors.append(f"must not be '{key}'" if key in (".", "..") else "must not start with '..'")
+    return errors
 
 
 def label_value_errors(value: str) -> list[str]:

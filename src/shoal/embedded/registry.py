@@ -145,7 +145,7 @@ class Registry:
             self._check(kind, new, [*_finalizer_errors(new, old), *rules.change_errors(new, old, kind)])
             self._validate(kind, old, new)
         else:
-            self._check(kind, new, [])
+            self._check(kind, new, [], subresource)
         if kind.counted or kind.custom:
             self._count(new, old)
         new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
@@ -252,8 +252,8 @@ class Registry:
         if errors:
             raise invalid(kind.kind, kind.group, name, errors)
 
-    def _check(self, kind: Kind, obj: Object, change_errors: list[Any]) -> None:
-        errors = [*names.metadata_errors(obj["metadata"]), *rules.errors(obj, kind), *change_errors]
+    def _check(self, kind: Kind, obj: Object, change_errors: list[Any], subresource: str = "") -> None:
+        errors = [*names.metadata_errors(obj["metadata"]), *rules.errors(obj, kind, subresource), *change_errors]
         if errors:
             raise invalid(kind.kind, kind.group, obj["metadata"]["name"], errors)
 

@@ -7,7 +7,8 @@ writes a new object. Rules about what may be written are in `shoal.embedded.regi
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -69,6 +70,7 @@ class Store:
         self._history = history
         self._collections: dict[ResourceKey, _Collection] = {}
         self._listeners: dict[ResourceKey, set[Callable[[], None]]] = {}
+        self._population: Counter[str] = Counter()
 
     def get(self, resource: ResourceKey, key: Key) -> Object | None:
         """One object."""
@@ -82,11 +84,9 @@ class Store:
             return []
         return [collection.objects[key] for key in sorted(collection.objects) if not namespace or key[0] == namespace]
 
-    def everything(self) -> Iterator[tuple[ResourceKey, Object]]:
-        """Every object of every kind."""
-        for resource, collection in list(self._collections.items()):
-            for obj in list(collection.objects.values()):
-                yield resource, obj
+    def is_empty(self, namespace: str) -> bool:
+        """Whether no object of any kind is in a namespace."""
+        return not self._population[namespace]
 
     def objects_at(self, resource: ResourceKey, namespace: str, version: int) -> list[Object]:
         """As `objects`, at an earlier version; 410 if that is forgotten."""
@@ -109,7 +109,10 @@ class Store:
         collection = self._collection(resource)
         self.version += 1
         stored = with_version(obj, self.version)
-        self._note(resource, Change(self.version, key, collection.objects.get(key), stored))
+        before = collection.objects.get(key)
+        if before is None:
+            self._population[key[0]] += 1
+        self._note(resource, Change(self.version, key, before, stored))
         collection.objects[key] = stored
         self._wake(resource)
         return stored
@@ -121,6 +124,7 @@ class Store:
         self.version += 1
         ended = with_version(last, self.version)
         self._note(resource, Change(self.version, key, collection.objects.pop(key), None, removed=ended))
+        self._population[key[0]] -= 1
         self._wake(resource)
         return ended
 

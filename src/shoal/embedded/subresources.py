@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from shoal.embedded.deletion import Deletion, read_options
+from shoal.embedded.disruption import ask_budget
 from shoal.embedded.errors import ApiStatus, bad_request, conflict, invalid, invalid_value
 from shoal.embedded.kinds import PODS, Kind
 from shoal.embedded.patch.json_values import copied
 from shoal.embedded.registry import MODIFIED, Registry, uid_conflict
 from shoal.embedded.store import Object
 
+_SCALE_PATHS: Final = {
+    "specReplicasPath": ".spec.replicas",
+    "statusReplicasPath": ".status.replicas",
+    "labelSelectorPath": ".spec.selector",
+}
 SUCCESS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 
 
@@ -64,11 +70,12 @@ def _bound(registry: Registry, old: Object, node: str, meta: dict[str, Any]) -> 
 def evict(
     registry: Registry, deletion: Deletion, namespace: str, name: str, eviction: Object, *, dry_run: bool = False
 ) -> dict[str, Any]:
-    """Delete a pod as a drain does. There are no budgets here, so it is always allowed."""
+    """Delete a pod as a drain does, if its budget allows it."""
     if (eviction.get("metadata") or {}).get("name", name) != name:
         raise bad_request("name in URL does not match name in Eviction object")
     old = registry.get(PODS, namespace, name)
     options = read_options(eviction.get("deleteOptions") or {}, {"dryRun": "All"} if dry_run else {})
+    ask_budget(registry, old, dry_run=dry_run or options.dry_run)
     if old["spec"].get("nodeName") and not dry_run:
         _set_condition(
             registry,
@@ -96,12 +103,12 @@ def scale_of(obj: Object, kind: Kind) -> Object:
     """The Scale of a workload."""
     meta = obj["metadata"]
     names = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
-    spec, status = obj.get("spec", {}), obj.get("status", {})
-    scale_status: dict[str, Any] = {"replicas": status.get("replicas", 0)}
-    selector = spec.get("selector")
+    paths = (kind.served.get("subresources") or {}).get("scale") or _SCALE_PATHS
+    replicas = _at(obj, paths["specReplicasPath"]) or 0
+    scale_status: dict[str, Any] = {"replicas": _at(obj, paths["statusReplicasPath"]) or 0}
+    selector = _at(obj, paths.get("labelSelectorPath", ""))
     if selector:
-        scale_status["selector"] = selector_text(selector)
-    replicas = spec.get("replicas", 0)
+        scale_status["selector"] = selector if isinstance(selector, str) else selector_text(selector)
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
@@ -124,9 +131,22 @@ def rescale(
     if version and version != old["metadata"]["resourceVersion"]:
         raise conflict(kind.plural, kind.group, name, MODIFIED)
     new: Object = copied(old)
-    new["spec"]["replicas"] = replicas
+    paths = (kind.served.get("subresources") or {}).get("scale") or _SCALE_PATHS
+    *parents, last = paths["specReplicasPath"].strip(".").split(".")
+    holder = new
+    for parent in parents:
+        holder = holder.setdefault(parent, {})
+    holder[last] = replicas
     stored, _ = registry.update(kind, namespace, name, new, dry_run=dry_run)
     return scale_of(stored, kind)
+
+
+def _at(obj: Object, path: str) -> Any:
+    """What a simple path such as `.spec.replicas` leads to."""
+    value: Any = obj if path else None
+    for name in path.strip(".").split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def selector_text(selector: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ import pytest
 from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.nodes.app import Nodes
 from shoal.embedded.nodes.cluster import few
-from tests.embedded.test_kubectl import kubectl, program  # noqa: F401 - a fixture
+from tests.embedded.kubectl import kubectl, program  # noqa: F401 - a fixture
 
 PODS = """
 apiVersion: v1

@@ -31,6 +31,7 @@ PLACES = {
     ("coordination.k8s.io", "Lease"): "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
     ("events.k8s.io", "Event"): "/apis/events.k8s.io/v1/namespaces/{namespace}/events",
     ("rbac.authorization.k8s.io", "Role"): "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles",
+    ("policy", "PodDisruptionBudget"): "/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets",
     ("scheduling.k8s.io", "PriorityClass"): "/apis/scheduling.k8s.io/v1/priorityclasses",
 }
 

@@ -97,5 +97,7 @@ class Owned:
     indirect: dict[str, tuple[Object, ...]] = field(default_factory=dict)
     nodes: tuple[Object, ...] = ()
     claims: frozenset[str] = frozenset()
+    #: How many pods the owners of these pods want in all.
+    scale: int = 0
     memory: Any = None
     failure: Failure | None = None

@@ -21,7 +21,7 @@ from shoal.embedded.controllers.reconcile import job, lost_pods, pods
 from shoal.embedded.controllers.table import CONTROLLERS, Controller
 from shoal.embedded.controllers.world import World
 from shoal.embedded.deletion import Deletion
-from shoal.embedded.kinds import DAEMON_SETS, JOBS, NODES, PODS, REPLICA_SETS, Kind
+from shoal.embedded.kinds import BUDGETS, DAEMON_SETS, JOBS, NODES, PODS, REPLICA_SETS, Kind
 from shoal.embedded.registry import Registry
 from shoal.embedded.selectors import matches_selector
 from shoal.embedded.store import Object, key_of
@@ -180,6 +180,8 @@ class Controllers:
                 self._add_owner(state)
         if self._world.note(kind, key):
             self._add_adopters(kind, obj)
+        if kind.key == PODS.key or "scale" in kind.subresources:
+            self._add_budgets(key[0])
         if kind.key == PODS.key:
             self._observe_pod(before, after)
         elif kind.key == NODES.key:
@@ -208,6 +210,12 @@ class Controllers:
             for owner in self._world.all(controller.kind, metadata["namespace"]):
                 if matches_selector(owner["spec"].get("selector"), labels):
                     self._queue.add(Item(controller.name, key_of(owner)))
+
+    def _add_budgets(self, namespace: str) -> None:
+        """Whatever changes the pods of a namespace may change what its budgets allow; there are few of them."""
+        name = self._by_kind[BUDGETS.group, BUDGETS.kind].name
+        for budget in self._world.all(BUDGETS, namespace):
+            self._queue.add(Item(name, key_of(budget)))
 
     def _observe_pod(self, before: Object | None, after: Object | None) -> None:
         if after is None:

@@ -8,9 +8,18 @@ from datetime import datetime
 from typing import Final
 
 from shoal.embedded.controllers.actions import Action, Owned
-from shoal.embedded.controllers.reconcile import daemon_set, deployment, job, pods, replica_set, stateful_set
+from shoal.embedded.controllers.reconcile import (
+    daemon_set,
+    deployment,
+    disruption_budget,
+    job,
+    pods,
+    replica_set,
+    stateful_set,
+)
 from shoal.embedded.controllers.world import World
 from shoal.embedded.kinds import (
+    BUDGETS,
     CLAIMS,
     DAEMON_SETS,
     DEPLOYMENTS,
@@ -22,6 +31,7 @@ from shoal.embedded.kinds import (
     STATEFUL_SETS,
     Kind,
 )
+from shoal.embedded.selectors import matches_selector
 from shoal.embedded.store import Object
 
 
@@ -73,10 +83,37 @@ def _of_job(world: World, obj: Object) -> Owned:
     return Owned(pods=world.candidates(obj, PODS))
 
 
+def _of_budget(world: World, obj: Object) -> Owned:
+    namespace, selector = obj["metadata"]["namespace"], obj["spec"].get("selector")
+    found = tuple(
+        pod
+        for pod in world.all(PODS, namespace)
+        if matches_selector(selector, pod["metadata"].get("labels") or {}) and not pods.is_finished(pod)
+    )
+    wanted = {}
+    for pod in found:
+        owner = _scaled_owner(world, pod)
+        if owner is not None:
+            wanted[owner["metadata"]["uid"]] = owner["spec"].get("replicas", 0)
+    return Owned(pods=found, scale=sum(wanted.values()))
+
+
+def _scaled_owner(world: World, obj: Object) -> Object | None:
+    """Who says how many of these there are: of a pod its set, of the set its Deployment."""
+    reference = pods.controller_of(obj)
+    kind = _SCALED.get(reference["kind"]) if reference else None
+    if reference is None or kind is None:
+        return None
+    owner = world.get(kind, (obj["metadata"]["namespace"], reference["name"]))
+    return None if owner is None else _scaled_owner(world, owner) or owner
+
+
+_SCALED: Final = {kind.kind: kind for kind in (DEPLOYMENTS, REPLICA_SETS, STATEFUL_SETS)}
 CONTROLLERS: Final = (
     Controller("deployment-controller", DEPLOYMENTS, (REPLICA_SETS,), deployment.reconcile, _of_deployment),
     Controller("replicaset-controller", REPLICA_SETS, (PODS,), replica_set.reconcile, _of_replica_set),
     Controller("statefulset-controller", STATEFUL_SETS, (PODS, REVISIONS), stateful_set.reconcile, _of_stateful_set),
     Controller("daemonset-controller", DAEMON_SETS, (PODS, REVISIONS), daemon_set.reconcile, _of_daemon_set),
     Controller("job-controller", JOBS, (PODS,), job.reconcile, _of_job),
+    Controller("controllermanager", BUDGETS, (), disruption_budget.reconcile, _of_budget),
 )

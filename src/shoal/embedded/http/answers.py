@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from shoal.embedded.definitions.columns import layout_of
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import Kind
 from shoal.embedded.store import Object
@@ -57,7 +58,7 @@ def shown(obj: Object, kind: Kind, form: Form, now: datetime) -> Any:
     """One object in a form."""
     if form.as_ == "Table":
         version = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
-        return table_of(kind.kind, kind.group, [obj], now=now, list_meta=version, include=form.include)
+        return _table([obj], kind, form, now, version)
     if form.as_:
         return {"kind": "PartialObjectMetadata", "apiVersion": _META_VERSION, "metadata": obj["metadata"]}
     return obj
@@ -66,13 +67,25 @@ def shown(obj: Object, kind: Kind, form: Form, now: datetime) -> Any:
 def shown_list(items: Sequence[Object], kind: Kind, form: Form, now: datetime, list_meta: dict[str, Any]) -> Any:
     """A list in a form."""
     if form.as_ == "Table":
-        return table_of(kind.kind, kind.group, list(items), now=now, list_meta=list_meta, include=form.include)
+        return _table(list(items), kind, form, now, list_meta)
     if form.as_:
         metas = [{"metadata": obj["metadata"]} for obj in items]
         list_kind = "PartialObjectMetadataList"
         return {"kind": list_kind, "apiVersion": _META_VERSION, "metadata": list_meta, "items": metas}
     bare = list(items) if kind.custom else [_without_type(obj) for obj in items]
     return {"kind": kind.list_kind, "apiVersion": kind.api_version, "metadata": list_meta, "items": bare}
+
+
+def _table(items: list[Object], kind: Kind, form: Form, now: datetime, list_meta: dict[str, Any]) -> dict[str, Any]:
+    return table_of(
+        kind.kind,
+        kind.group,
+        items,
+        now=now,
+        list_meta=list_meta,
+        include=form.include,
+        layout=layout_of(kind.served) if kind.custom else None,
+    )
 
 
 def answer(value: Any, status: int = 200) -> web.Response:

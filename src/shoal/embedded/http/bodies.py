@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, Final
 
 import yaml
 from aiohttp import web
 
+from shoal.embedded.definitions.shaping import unknown_fields
 from shoal.embedded.errors import ApiStatus, bad_request
+from shoal.embedded.fields import protobuf, strict
+from shoal.embedded.fields.table import struct_of, structs
+from shoal.embedded.http import options
 from shoal.embedded.kinds import Kind
 from shoal.embedded.rules.shapes import check_shape
 
 LIMIT: Final = 3 * 1024 * 1024
 _JSON: Final = ("application/json", "")
 _YAML: Final = ("application/yaml",)
+_METADATA: Final = "meta.ObjectMeta"
 _UNKNOWN_FORMAT: Final = (
     "the body of the request was in an unknown format - accepted media types include: "
     "application/json, application/yaml, application/vnd.kubernetes.protobuf"
@@ -47,21 +53,66 @@ def media_type(request: web.Request) -> str:
 
 
 async def read_object(request: web.Request, kind: Kind) -> dict[str, Any]:
-    """The object of this kind that the body holds."""
-    obj = await read_any(request, kind.kind)
+    """The object of this kind that the body holds, without what the kind does not have."""
+    options.field_validation(request)
+    obj, document = await _read(request, kind.kind)
+    if kind.custom and not (obj.get("kind") and obj.get("apiVersion")):
+        missing = "apiVersion" if obj.get("kind") else "Kind"
+        shown = json.dumps(obj, separators=(",", ":"))
+        raise bad_request(
+            f"the object provided is unrecognized (must be of type {kind.kind}): Object '{missing}' is missing in "
+            f"'{shown}'"
+        )
     check_type(obj, kind.kind, kind.group, kind.version)
     check_shape(obj, kind)
+    options.report(request, field_faults(obj, document, kind), lambda why: refused(kind, why))
+    strip_fields(obj, kind)
     return obj
+
+
+def field_faults(obj: dict[str, Any], document: Any, kind: Kind) -> Iterator[str]:
+    """Fields that the kind does not have, and fields that are there twice."""
+    if not kind.custom:
+        yield from strict.faults(document, struct_of(kind.group, kind.kind))
+        return
+    yield from strict.faults(document, None)
+    yield from strict.faults(obj.get("metadata"), structs()[_METADATA], "metadata")
+    yield from (f'unknown field "{path}"' for path in unknown_fields(obj, kind.schema))
+
+
+def strip_fields(obj: dict[str, Any], kind: Kind) -> None:
+    """Take out, in place, what the kind does not have; of a custom kind the registry does the rest."""
+    struct = None if kind.custom else struct_of(kind.group, kind.kind)
+    try:
+        if struct is not None:
+            strict.strip(obj, struct)
+        elif isinstance(obj.get("metadata"), dict):
+            strict.strip(obj["metadata"], structs()[_METADATA])
+    except strict.TimeError as error:
+        raise refused(kind, str(error)) from error
+
+
+def refused(kind: Kind, why: str) -> ApiStatus:
+    """400 for a body that cannot be decoded as its kind."""
+    return bad_request(f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: {why}')
 
 
 async def read_any(request: web.Request, wanted: str) -> dict[str, Any]:
     """The mapping that the body holds."""
+    return (await _read(request, wanted))[0]
+
+
+async def _read(request: web.Request, wanted: str) -> tuple[dict[str, Any], Any]:
+    """The mapping that the body holds, and the same with names that stand twice."""
     kind_of_body = media_type(request)
-    if kind_of_body not in (*_JSON, *_YAML):
+    if kind_of_body not in (*_JSON, *_YAML, protobuf.MEDIA_TYPE):
         raise ApiStatus(415, "UnsupportedMediaType", _UNKNOWN_FORMAT)
     content = await read(request)
+    if kind_of_body == protobuf.MEDIA_TYPE:
+        obj = _from_protobuf(content, wanted)
+        return obj, obj
     try:
-        value = yaml_of(content) if kind_of_body in _YAML else json.loads(content)
+        value, document = strict.load(content) if kind_of_body in _JSON else _from_yaml(content)
     except (ValueError, yaml.YAMLError) as error:
         shown = content.decode(errors="replace") or "<empty>"
         raise _unrecognised(wanted, f"{json_error(error, content)} ({shown})") from error
@@ -69,7 +120,19 @@ async def read_any(request: web.Request, wanted: str) -> dict[str, Any]:
         go = 'struct { APIVersion string "json:\\"apiVersion,omitempty\\""; Kind string "json:\\"kind,omitempty\\"" }'
         what = "array" if isinstance(value, list) else "string" if isinstance(value, str) else "number"
         raise _unrecognised(wanted, f"json: cannot unmarshal {what} into Go value of type {go} ({content.hex()})")
-    return value
+    return value, document
+
+
+def _from_yaml(content: bytes) -> tuple[Any, Any]:
+    value = yaml_of(content)
+    return value, value
+
+
+def _from_protobuf(content: bytes, wanted: str) -> dict[str, Any]:
+    try:
+        return protobuf.decoded(content)
+    except protobuf.ProtobufError as error:
+        raise bad_request(f"the object provided is unrecognized (must be of type {wanted}): {error}") from error
 
 
 def _unrecognised(wanted: str, why: str) -> ApiStatus:
@@ -86,6 +149,8 @@ async def read_optional(request: web.Request, wanted: str) -> dict[str, Any]:
     content = await read(request)
     if not content.strip():
         return {}
+    if media_type(request) == protobuf.MEDIA_TYPE:
+        return _from_protobuf(content, wanted)
     try:
         value = json.loads(content)
     except ValueError as error:

@@ -1,10 +1,28 @@
-"""OpenAPI as far as kubectl needs it to create and apply: which writes take fieldValidation and dryRun. No schemas."""
+"""OpenAPI as far as kubectl needs it: which writes take fieldValidation and dryRun, and fields for `kubectl explain`.
+
+Fields have names and types, no descriptions. The second version has no schemas: with them kubectl would make strategic
+merge patches by their marks, which are not there.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+from shoal.embedded.fields.table import Field, Struct, struct_of
 from shoal.embedded.kinds import Catalogue, Kind
+
+_TYPES: Final[dict[str, dict[str, Any]]] = {
+    "str": {"type": "string"},
+    "int": {"type": "integer"},
+    "num": {"type": "number"},
+    "bool": {"type": "boolean"},
+    "bytes": {"type": "string", "format": "byte"},
+    "time": {"type": "string", "format": "date-time"},
+    "microtime": {"type": "string", "format": "date-time"},
+    "quantity": {"type": "string"},
+    "intstr": {"type": "string", "format": "int-or-string"},
+    "raw": {"type": "object"},
+}
 
 
 def index(catalogue: Catalogue) -> dict[str, Any]:
@@ -20,7 +38,8 @@ def document(catalogue: Catalogue, path: str) -> dict[str, Any] | None:
             if _path(group, version) == path:
                 paths = {url: operations for kind in kinds for url, operations in _operations(kind).items()}
                 info = {"title": "Kubernetes", "version": "v1.36.3"}
-                return {"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": {}}}
+                schemas = {name: schema for kind in kinds for name, schema in _schemas(kind).items()}
+                return {"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
     return None
 
 
@@ -56,3 +75,41 @@ def _operations(kind: Kind) -> dict[str, Any]:
         f"{prefix}/{kind.plural}": {"post": operation("post")},
         f"{prefix}/{kind.plural}/{{name}}": {"put": operation("put"), "patch": operation("patch")},
     }
+
+
+def _schemas(kind: Kind) -> dict[str, Any]:
+    """The schema of a kind and of all that it holds."""
+    identity = [{"group": kind.group, "version": kind.version, "kind": kind.kind}]
+    if kind.custom:
+        return {f"{kind.group}.{kind.kind}": {**kind.schema, "x-kubernetes-group-version-kind": identity}}
+    root = struct_of(kind.group, kind.kind)
+    if root is None:
+        return {}
+    schemas: dict[str, Any] = {}
+    waiting = [root]
+    while waiting:
+        struct = waiting.pop()
+        if struct.name not in schemas:
+            schemas[struct.name] = _struct_schema(struct)
+            waiting += [field.struct for field in struct.members.values() if field.struct is not None]
+    schemas[root.name]["x-kubernetes-group-version-kind"] = identity
+    return schemas
+
+
+def _struct_schema(struct: Struct) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: _field_schema(field) for name, field in struct.members.items()}}
+
+
+def _field_schema(field: Field) -> dict[str, Any]:
+    schema: dict[str, Any]
+    if field.struct is None:
+        schema = dict(_TYPES[field.of])
+    else:
+        schema = {"$ref": f"#/components/schemas/{field.struct.name}"}
+    for shape in reversed([field.shape[at : at + 2] for at in range(0, len(field.shape), 2)]):
+        schema = {"type": "array", "items": schema} if shape == "[]" else _map_of(schema)
+    return schema
+
+
+def _map_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": schema}

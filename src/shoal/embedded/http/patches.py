@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import yaml
 from aiohttp import web
 
-from shoal.embedded.errors import ApiStatus, FieldError, bad_request, invalid, invalid_value, required
-from shoal.embedded.http import bodies
+from shoal.embedded.errors import (
+    ApiStatus,
+    FieldError,
+    bad_request,
+    forbidden_value,
+    invalid,
+    invalid_value,
+    required,
+)
+from shoal.embedded.fields import strict
+from shoal.embedded.http import bodies, options
 from shoal.embedded.http.lists import truth
 from shoal.embedded.http.paths import Target
-from shoal.embedded.patch.apply import server_side_apply
+from shoal.embedded.patch.apply import not_typed, server_side_apply
 from shoal.embedded.patch.json_patch import apply_json_patch
 from shoal.embedded.patch.json_values import copied
 from shoal.embedded.patch.merge import merge_patch
@@ -26,8 +36,15 @@ MERGE: Final = "application/merge-patch+json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
 APPLY: Final = ("application/apply-patch+yaml", "application/apply-patch+cbor")
-#: A patch of a live object.
-Patch = Callable[[Object], Object]
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A patch of a live object: what it makes of it, what it names twice, and its text where that is to be shown."""
+
+    of: Callable[[Object], Object]
+    doubled: tuple[str, ...] = ()
+    text: str = ""
 
 
 async def read_patch(request: web.Request, target: Target) -> Patch:
@@ -35,36 +52,45 @@ async def read_patch(request: web.Request, target: Target) -> Patch:
     media = bodies.media_type(request)
     if media not in (MERGE, STRATEGIC, JSON_PATCH):
         raise ApiStatus(415, "UnsupportedMediaType", "415: Unsupported Media Type", {})
+    if "force" in request.query:
+        raise options.refused(request, forbidden_value("force", "may not be specified for non-apply patch"))
     content = await bodies.read(request)
     try:
-        body = json.loads(content)
+        body, document = strict.load(content)
     except ValueError as error:
         raise bad_request(f"error decoding patch: {bodies.json_error(error, content)}") from error
     kind = target.kind
     if media == JSON_PATCH:
-        return lambda live: apply_json_patch(live, body)
+        return Patch(lambda live: apply_json_patch(live, body))
+    doubled = tuple(strict.faults(document, None))
     if media == MERGE:
-        return lambda live: merge_patch(live, body)
-    return lambda live: strategic_merge(live, body, kind=kind.kind, group=kind.group)
+        return Patch(lambda live: merge_patch(live, body), doubled)
+    return Patch(
+        lambda live: strategic_merge(live, body, kind=kind.kind, group=kind.group), doubled, strict.go_text(body)
+    )
 
 
-def patch_object(registry: Registry, target: Target, patch: Patch, *, manager: str, dry_run: bool) -> Object:
+def patch_object(request: web.Request, registry: Registry, target: Target, patch: Patch) -> Object:
     """Change a stored object by a patch."""
-    live = registry.get(target.kind, target.namespace, target.name)
-    patched = patch(copied(live))
+    kind = target.kind
+    live = registry.get(kind, target.namespace, target.name)
+    patched = patch.of(copied(live))
     _check_patched(patched, target)
+    faults = [*patch.doubled, *sorted(bodies.field_faults(patched, patched, kind))]
+    options.report(request, faults, lambda why: _refused(patch.text or _text(patched), why))
+    bodies.strip_fields(patched, kind)
     uid = patched["metadata"].get("uid", "")
     if uid and uid != live["metadata"]["uid"]:
         fault = invalid_value("metadata.uid", uid, "field is immutable")
-        raise invalid(target.kind.kind, target.kind.group, target.name, [fault])
+        raise invalid(kind.kind, kind.group, target.name, [fault])
     stored, _ = registry.update(
-        target.kind,
+        kind,
         target.namespace,
         target.name,
         patched,
         subresource=target.subresource,
-        manager=manager,
-        dry_run=dry_run,
+        manager=options.manager(request),
+        dry_run=options.dry_run(request),
     )
     return stored
 
@@ -75,16 +101,21 @@ def _check_patched(patched: Object, target: Target) -> None:
         check_shape(patched, target.kind)
     except ApiStatus as error:
         _, _, why = error.message.partition(f"cannot be handled as a {target.kind.kind}: ")
-        text = json.dumps(dict(sorted(patched.items())), separators=(",", ":"))
-        fault = FieldError("FieldValueInvalid", "patch", f"Invalid value: {json.dumps(text)}: {why or error.message}")
-        raise ApiStatus(
-            422, "Invalid", f' "" is invalid: patch: {fault.message}', {"causes": [fault.cause()]}
-        ) from error
+        raise _refused(_text(patched), why or error.message) from error
 
 
-async def apply(request: web.Request, registry: Registry, target: Target, *, dry_run: bool) -> tuple[Object, bool]:
+def _text(patched: Object) -> str:
+    return json.dumps(dict(sorted(patched.items())), separators=(",", ":"))
+
+
+def _refused(text: str, why: str) -> ApiStatus:
+    fault = FieldError("FieldValueInvalid", "patch", f"Invalid value: {json.dumps(text)}: {why}")
+    return ApiStatus(422, "Invalid", f' "" is invalid: patch: {fault.message}', {"causes": [fault.cause()]})
+
+
+async def apply(request: web.Request, registry: Registry, target: Target) -> tuple[Object, bool]:
     """Server-side apply; whether it made the object is the second answer."""
-    manager = request.query.get("fieldManager", "")
+    manager, dry_run = request.query.get("fieldManager", ""), options.dry_run(request)
     if not manager:
         raise invalid("PatchOptions", "meta.k8s.io", "", [required("fieldManager", "is required for apply patch")])
     applied = await _applied(request, target)
@@ -123,4 +154,7 @@ async def _applied(request: web.Request, target: Target) -> dict[str, Any]:
         raise bad_request("error decoding YAML: the body is no object")
     bodies.check_type(applied, target.kind.kind, target.kind.group, target.kind.version)
     check_shape(applied, target.kind)
+    for fault in bodies.field_faults(applied, applied, target.kind):
+        field = "." + fault.partition('"')[2].rstrip('"')
+        raise ApiStatus(500, "", f"{not_typed(applied)}: {field}: field not declared in schema")
     return applied

@@ -8,24 +8,26 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import unquote
 
 from aiohttp import web
 
 from shoal.embedded import subresources
-from shoal.embedded.deletion import Deletion, read_options
-from shoal.embedded.errors import ApiStatus, FieldError, invalid, method_not_allowed
+from shoal.embedded.deletion import DeleteOptions, Deletion, read_options
+from shoal.embedded.errors import ApiStatus, method_not_allowed
 from shoal.embedded.http import bodies, openapi, patches
 from shoal.embedded.http.answers import answer, form_of, refusal, shown, shown_list
 from shoal.embedded.http.discovery import VERSION, discover
 from shoal.embedded.http.lists import list_objects, truth
 from shoal.embedded.http.lists import read_options as read_list_options
 from shoal.embedded.http.logs import serve_log
+from shoal.embedded.http.options import add_warnings, begin_warnings, dry_run, manager, warn
 from shoal.embedded.http.paths import NoSuchGroupError, Target, require_namespace, resolve
 from shoal.embedded.http.reviews import review
 from shoal.embedded.http.watches import Watches
-from shoal.embedded.kinds import SUBRESOURCE_KINDS
+from shoal.embedded.kinds import JOBS, SUBRESOURCE_KINDS, Kind
 from shoal.embedded.logs import LogSources
 from shoal.embedded.registry import Registry
 from shoal.embedded.store import Object
@@ -33,6 +35,10 @@ from shoal.embedded.store import Object
 log = logging.getLogger(__name__)
 _HEALTH: Final = ("healthz", "livez", "readyz")
 _OPEN: Final = (*_HEALTH, "version")
+_ORPHANS: Final = (
+    "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set "
+    "propagationPolicy=Orphan to suppress this warning"
+)
 
 
 class Server:
@@ -56,8 +62,12 @@ class Server:
         return app
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        begin_warnings()
         try:
-            return await self._answer(request)
+            response = await self._answer(request)
+            if not response.prepared:
+                add_warnings(response)
+            return response
         except ApiStatus as status:
             return refusal(status)
         except NoSuchGroupError:
@@ -104,7 +114,7 @@ class Server:
         binding = await bodies.read_any(request, "Binding")
         bodies.check_type(binding, "Binding", "", "v1")
         name = (binding.get("metadata") or {}).get("name", "")
-        done = subresources.bind(self._registry, namespace, name, binding, dry_run=_dry_run(request))
+        done = subresources.bind(self._registry, namespace, name, binding, dry_run=dry_run(request))
         return answer(done, 201)
 
     def _authenticate(self, request: web.Request) -> None:
@@ -132,7 +142,7 @@ class Server:
             form = form_of(request)
             given = await bodies.read_object(request, kind)
             stored = self._registry.create(
-                kind, target.namespace, given, manager=_manager(request), dry_run=_dry_run(request)
+                kind, target.namespace, given, manager=manager(request), dry_run=dry_run(request)
             )
             return answer(shown(stored, kind, form, self._registry.clock()), 201)
         if request.method == "DELETE" and "deletecollection" in kind.verbs:
@@ -149,7 +159,7 @@ class Server:
 
     async def _delete_all(self, request: web.Request, target: Target) -> web.Response:
         options = read_list_options(request.query, target.kind)
-        wanted = read_options(await bodies.read_optional(request, "DeleteOptions"), dict(request.query))
+        wanted = await self._delete_options(request, target.kind)
         items, meta = list_objects(self._registry.store, target.kind, target.namespace, options)
         for obj in items:
             try:
@@ -158,6 +168,13 @@ class Server:
                 if status.code != 404:  # gone with its owner, one item earlier
                     raise
         return answer(shown_list(items, target.kind, form_of(request), self._registry.clock(), meta))
+
+    async def _delete_options(self, request: web.Request, kind: Kind) -> DeleteOptions:
+        options = read_options(await bodies.read_optional(request, "DeleteOptions"), dict(request.query))
+        if kind.key != JOBS.key or options.propagation:
+            return options
+        warn(_ORPHANS)
+        return replace(options, propagation="Orphan")
 
     async def _object(self, request: web.Request, target: Target) -> web.StreamResponse:
         kind, registry = target.kind, self._registry
@@ -170,7 +187,7 @@ class Server:
         elif request.method == "PUT":
             given = await bodies.read_object(request, kind)
             obj, made = registry.update(
-                kind, target.namespace, target.name, given, manager=_manager(request), dry_run=_dry_run(request)
+                kind, target.namespace, target.name, given, manager=manager(request), dry_run=dry_run(request)
             )
             status = 201 if made else 200
         elif request.method == "PATCH":
@@ -184,14 +201,13 @@ class Server:
 
     async def _patched(self, request: web.Request, target: Target) -> tuple[Object, bool]:
         if bodies.media_type(request) in patches.APPLY:
-            return await patches.apply(request, self._registry, target, dry_run=_dry_run(request))
+            return await patches.apply(request, self._registry, target)
         patch = await patches.read_patch(request, target)
-        manager, dry_run = _manager(request), _dry_run(request)
-        return patches.patch_object(self._registry, target, patch, manager=manager, dry_run=dry_run), False
+        return patches.patch_object(request, self._registry, target, patch), False
 
     async def _delete(self, request: web.Request, target: Target) -> web.Response:
         kind = target.kind
-        options = read_options(await bodies.read_optional(request, "DeleteOptions"), dict(request.query))
+        options = await self._delete_options(request, kind)
         obj, gone = self._deletion.delete(kind, target.namespace, target.name, options)
         if not gone or kind.kind == "Pod":
             return answer(obj)
@@ -225,8 +241,8 @@ class Server:
             target.name,
             given,
             subresource=target.subresource,
-            manager=_manager(request),
-            dry_run=_dry_run(request),
+            manager=manager(request),
+            dry_run=dry_run(request),
         )
         return answer(obj)
 
@@ -250,13 +266,11 @@ class Server:
         group, version, name = SUBRESOURCE_KINDS[target.subresource]
         body = await bodies.read_any(request, name)
         bodies.check_type(body, name, group, version)
-        dry_run = _dry_run(request)
+        dry = dry_run(request)
         if target.subresource == "binding":
-            done = subresources.bind(self._registry, target.namespace, target.name, body, dry_run=dry_run)
+            done = subresources.bind(self._registry, target.namespace, target.name, body, dry_run=dry)
         else:
-            done = subresources.evict(
-                self._registry, self._deletion, target.namespace, target.name, body, dry_run=dry_run
-            )
+            done = subresources.evict(self._registry, self._deletion, target.namespace, target.name, body, dry_run=dry)
         return answer(done, 201)
 
     async def _scale(self, request: web.Request, target: Target) -> web.Response:
@@ -265,26 +279,10 @@ class Server:
         if request.method == "GET":
             return answer(present)
         if request.method == "PATCH":
-            scale = (await patches.read_patch(request, target))(present)
+            scale = (await patches.read_patch(request, target)).of(present)
         elif request.method == "PUT":
             scale = await bodies.read_any(request, "Scale")
         else:
             raise method_not_allowed()
-        dry_run = _dry_run(request)
-        return answer(subresources.rescale(registry, kind, target.namespace, target.name, scale, dry_run=dry_run))
-
-
-def _dry_run(request: web.Request) -> bool:
-    asked = request.query.getall("dryRun", [])
-    if any(word != "All" for word in asked):
-        options = {"POST": "CreateOptions", "PUT": "UpdateOptions", "PATCH": "PatchOptions"}.get(request.method, "")
-        shown_words = ",".join(f'"{word}"' for word in asked)
-        message = f'Unsupported value: [{shown_words}]: supported values: "All"'
-        fault = FieldError("FieldValueNotSupported", "dryRun", message)
-        raise invalid(options or "DeleteOptions", "meta.k8s.io", "", [fault])
-    return bool(asked)
-
-
-def _manager(request: web.Request) -> str:
-    """Who writes, for the record of managed fields: by name, or the program by its user agent."""
-    return request.query.get("fieldManager", "") or request.headers.get("User-Agent", "").partition("/")[0]
+        dry = dry_run(request)
+        return answer(subresources.rescale(registry, kind, target.namespace, target.name, scale, dry_run=dry))

@@ -2,8 +2,8 @@
 
 `server_side_apply` is for apply patches; `track_update` keeps the same records for every other write, without which
 there is nothing to be in conflict with. Paths of another version of the kind are taken as they are; neither the schema
-of a custom resource nor the move away from kubectl's last-applied annotation is looked at; and fields that the kind
-does not have are not refused.
+of a custom resource nor the move away from kubectl's last-applied annotation is looked at. Fields that the kind does
+not have are refused before, where the body is read.
 """
 
 from __future__ import annotations
@@ -122,10 +122,15 @@ def _claims(applied: dict[str, Any], root: Field) -> frozenset[Path]:
     try:
         return frozenset(named_by(applied, root))
     except ElementError as error:
-        metadata = applied.get("metadata")
-        meta = metadata if isinstance(metadata, dict) else {}
-        what = f"{meta.get('namespace', '')}/{meta.get('name', '')}; {_version_kind(applied)}"
-        raise ApiStatus(500, "", f"failed to create typed patch object ({what}): {error}") from None
+        raise ApiStatus(500, "", f"{not_typed(applied)}: {error}") from None
+
+
+def not_typed(applied: dict[str, Any]) -> str:
+    """How a refusal begins of a configuration that does not fit its kind."""
+    metadata = applied.get("metadata")
+    meta = metadata if isinstance(metadata, dict) else {}
+    what = f"{meta.get('namespace', '')}/{meta.get('name', '')}; {_version_kind(applied)}"
+    return f"failed to create typed patch object ({what})"
 
 
 def _version_kind(applied: dict[str, Any]) -> str:

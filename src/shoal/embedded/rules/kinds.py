@@ -6,8 +6,18 @@ import base64
 import json
 from typing import Any, Final
 
-from shoal.embedded.errors import FieldError, bad_request, forbidden_value, invalid_value, required
+from shoal.embedded.definitions.schema import schema_errors, status_errors, structural_errors
+from shoal.embedded.definitions.shaping import fill_in, prune
+from shoal.embedded.errors import (
+    FieldError,
+    bad_request,
+    forbidden_value,
+    invalid_value,
+    required,
+    unsupported_value,
+)
 from shoal.embedded.kinds import Kind
+from shoal.embedded.names import config_key_errors
 from shoal.embedded.rules import pods
 from shoal.embedded.rules.shapes import canonical_quantities
 from shoal.embedded.rules.workloads import WORKLOADS, count_template, default_workload, workload_errors
@@ -18,6 +28,8 @@ _NODE_INFO: Final = (
     *("machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion"),
     *("kubeletVersion", "kubeProxyVersion", "operatingSystem", "architecture"),
 )
+_MOST_DATA: Final = 1024 * 1024
+_SCOPES: Final = ("Cluster", "Namespaced")
 _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _NOT_READY: Final = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 
@@ -25,6 +37,8 @@ _NOT_READY: Final = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedul
 def default(obj: Object, kind: Kind, *, created: bool) -> None:
     """Fill in, in place, what the server adds to an object of this kind."""
     if kind.custom:
+        prune(obj, kind.schema)
+        fill_in(obj, kind.schema)
         return
     if kind.kind in WORKLOADS:
         if created:
@@ -50,14 +64,18 @@ def default(obj: Object, kind: Kind, *, created: bool) -> None:
         _default_definition(obj)
     elif kind.kind == "Service":
         _default_service(obj)
+    elif kind.kind == "PodDisruptionBudget":
+        obj.setdefault("spec", {})
+        counters = ("disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods")
+        obj["status"] = {**dict.fromkeys(counters, 0), **obj.get("status", {})}
     elif kind.kind in ("ValidatingAdmissionPolicyBinding", "Lease"):
         obj.setdefault("spec", {})
 
 
-def errors(obj: Object, kind: Kind) -> list[FieldError]:
+def errors(obj: Object, kind: Kind, subresource: str = "") -> list[FieldError]:
     """What is wrong with an object of this kind, beyond its metadata."""
     if kind.custom:
-        return []
+        return status_errors(obj, kind.schema) if subresource == "status" else schema_errors(obj, kind.schema)
     if kind.kind in WORKLOADS:
         return workload_errors(obj, kind)
     if kind.kind == "Pod":
@@ -66,7 +84,67 @@ def errors(obj: Object, kind: Kind) -> list[FieldError]:
         return _node_errors(obj)
     if kind.kind == "CustomResourceDefinition":
         return _definition_errors(obj)
+    if kind.kind in ("ConfigMap", "Secret"):
+        return _data_errors(obj, kind)
+    if kind.kind == "Lease":
+        return _lease_errors(obj["spec"])
+    if kind.kind == "Event":
+        return _event_errors(obj)
+    if kind.kind == "PodDisruptionBudget":
+        return _budget_errors(obj["spec"])
     return []
+
+
+def _data_errors(obj: Object, kind: Kind) -> list[FieldError]:
+    """Keys that cannot be file names, and too much in all."""
+    faults, size = [], 0
+    for part in ("data", "binaryData"):
+        for key, value in (obj.get(part) or {}).items():
+            faults += [invalid_value(f"{part}[{key}]", key, why) for why in config_key_errors(key)]
+            text = value or ""
+            size += len(text) * 3 // 4 if kind.kind == "Secret" or part == "binaryData" else len(text.encode())
+    if size > _MOST_DATA:
+        why = f"Too long: may not be more than {_MOST_DATA} bytes"
+        faults.append(FieldError("FieldValueTooLong", "data" if kind.kind == "Secret" else "[]", why))
+    return faults
+
+
+def _lease_errors(spec: Object) -> list[FieldError]:
+    faults = []
+    if spec.get("leaseDurationSeconds", 1) <= 0:
+        faults.append(
+            invalid_value("spec.leaseDurationSeconds", spec["leaseDurationSeconds"], "must be greater than 0")
+        )
+    if spec.get("leaseTransitions", 0) < 0:
+        why = "must be greater than or equal to 0"
+        faults.append(invalid_value("spec.leaseTransitions", spec["leaseTransitions"], why))
+    return faults
+
+
+def _event_errors(event: Object) -> list[FieldError]:
+    """An event is where its object is; that of an object without a namespace is in `default`."""
+    namespace = (event.get("involvedObject") or {}).get("namespace", "")
+    if event["metadata"]["namespace"] != (namespace or "default"):
+        return [invalid_value("involvedObject.namespace", namespace, "does not match event.namespace")]
+    return []
+
+
+def _budget_errors(spec: Object) -> list[FieldError]:
+    if "minAvailable" in spec and "maxUnavailable" in spec:
+        shown = {
+            "MinAvailable": spec["minAvailable"],
+            "Selector": spec.get("selector"),
+            "MaxUnavailable": spec["maxUnavailable"],
+            "UnhealthyPodEvictionPolicy": spec.get("unhealthyPodEvictionPolicy"),
+        }
+        why = "minAvailable and maxUnavailable cannot be both set"
+        text = json.dumps(shown, separators=(",", ":"))
+        return [FieldError("FieldValueInvalid", "spec", f"Invalid value: {text}: {why}")]
+    return [
+        invalid_value(f"spec.{name}", spec[name], "must be greater than or equal to 0")
+        for name in ("minAvailable", "maxUnavailable")
+        if isinstance(spec.get(name), int) and spec[name] < 0
+    ]
 
 
 def _definition_errors(definition: Object) -> list[FieldError]:
@@ -76,10 +154,29 @@ def _definition_errors(definition: Object) -> list[FieldError]:
     if not (spec.get("versions") and all(isinstance(v, dict) and v.get("name") for v in spec["versions"])):
         faults.append(required("spec.versions", "must have at least one version with a name"))
     faults += [required(f"spec.names.{name}") for name in ("plural", "kind") if not spec["names"].get(name)]
+    if spec.get("scope") and spec["scope"] not in _SCOPES:
+        faults.append(unsupported_value("spec.scope", spec["scope"], _SCOPES))
+    if not faults:
+        faults += _version_errors(spec["versions"])
     wanted = f"{spec['names'].get('plural')}.{spec.get('group')}"
     if not faults and definition["metadata"]["name"] != wanted:
         why = 'must be spec.names.plural+"."+spec.group'
         faults.append(invalid_value("metadata.name", definition["metadata"]["name"], why))
+    return faults
+
+
+def _version_errors(versions: list[Object]) -> list[FieldError]:
+    """Every version has a schema, and the schema says of each field what it is."""
+    faults: list[FieldError] = []
+    for number, version in enumerate(versions):
+        path = f"spec.versions[{number}].schema.openAPIV3Schema"
+        schema = (version.get("schema") or {}).get("openAPIV3Schema")
+        if schema is None:
+            faults.append(required(path))
+        else:
+            # With one version the real server speaks of an older place for the same.
+            shown = "spec.validation.openAPIV3Schema" if len(versions) == 1 else path
+            faults += structural_errors(schema, shown)
     return faults
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -119,7 +120,23 @@ def change_errors(new: Object, old: Object) -> list[FieldError]:
     """What of a pod's specification may not be changed."""
     if _fixed(new["spec"]) == _fixed(old["spec"]):
         return []
-    return [forbidden_value("spec", _IMMUTABLE)]
+    lines = "\n".join(_changes(_fixed(old["spec"]), _fixed(new["spec"]), ""))
+    return [forbidden_value("spec", f"{_IMMUTABLE}\n{lines}\n")]
+
+
+def _changes(old: Any, new: Any, path: str) -> Iterator[str]:
+    """What differs, a line for each side. The real server prints Go's structs here."""
+    if old == new:
+        return
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in sorted(old.keys() | new.keys()):
+            yield from _changes(old.get(name), new.get(name), f"{path}.{name}" if path else name)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for number, (one, other) in enumerate(zip(old, new, strict=True)):
+            yield from _changes(one, other, f"{path}[{number}]")
+    else:
+        yield f"- {path}: {json.dumps(old)}"
+        yield f"+ {path}: {json.dumps(new)}"
 
 
 def _default_container(container: Object, kind: Kind) -> None:

@@ -46,8 +46,11 @@ class _Meta(_Struct):
     owner_references: list[_Owner] | None = None
 
 
-class _Base(_Struct):
+class _Custom(_Struct):
     metadata: _Meta | None = None
+
+
+class _Base(_Custom):
     spec: dict[str, Any] | None = None
     status: dict[str, Any] | None = None
 
@@ -143,8 +146,38 @@ class _Service(_Base):
     spec: _ServiceSpec | None = None  # type: ignore[assignment]
 
 
+class _Reference(_Struct):
+    kind: _Text = None
+    namespace: _Text = None
+    name: _Text = None
+
+
+class _Event(_Base):
+    involved_object: _Reference | None = None
+
+
+class _LeaseSpec(_Struct):
+    lease_duration_seconds: int | None = None
+    lease_transitions: int | None = None
+
+
+class _Lease(_Base):
+    spec: _LeaseSpec | None = None  # type: ignore[assignment]
+
+
+class _BudgetSpec(_Struct):
+    min_available: int | str | None = None
+    max_unavailable: int | str | None = None
+    selector: _Selector | None = None
+
+
+class _Budget(_Base):
+    spec: _BudgetSpec | None = None  # type: ignore[assignment]
+
+
 class _Data(_Base):
     data: _Texts = None
+    binary_data: _Texts = None
     string_data: _Texts = None
 
 
@@ -154,13 +187,16 @@ _SHAPES: Final[dict[str, type[_Base]]] = {
     "ConfigMap": _Data,
     "Secret": _Data,
     "Service": _Service,
+    "Event": _Event,
+    "Lease": _Lease,
+    "PodDisruptionBudget": _Budget,
     **dict.fromkeys(("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job"), _Workload),
 }
 
 
 def check_shape(obj: dict[str, Any], kind: Kind) -> None:
     """Refuse an object whose fields have types that cannot be."""
-    shape = _Base if kind.custom else _SHAPES.get(kind.kind, _Base)
+    shape = _Custom if kind.custom else _SHAPES.get(kind.kind, _Base)
     try:
         msgspec.convert(obj, shape)
     except msgspec.ValidationError as error:

@@ -162,6 +162,17 @@ LEASE = Layout(
     columns("Name", "Holder", "Age"),
     lambda value, now: [name_of(value), text(value, "spec", "holderIdentity"), age(value, now)],
 )
+DISRUPTION_BUDGET = Layout(
+    columns(
+        "Name", "Min Available", "Max Unavailable", "Allowed Disruptions", "Age", integers=("Allowed Disruptions",)
+    ),
+    lambda value, now: [
+        name_of(value),
+        *(str(mapping(value, "spec").get(name, "N/A")) for name in ("minAvailable", "maxUnavailable")),
+        number(value, "status", "disruptionsAllowed"),
+        age(value, now),
+    ],
+)
 PRIORITY_CLASS = Layout(
     (
         *(Column("Name"), Column("Value", "integer"), Column("Global-Default", "boolean")),

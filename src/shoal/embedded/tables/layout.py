@@ -15,6 +15,7 @@ class Column:
     name: str
     type: str = "string"
     wide: bool = False
+    about: str = ""
 
     def definition(self) -> dict[str, Any]:
         """The column in the table's head."""
@@ -22,7 +23,7 @@ class Column:
             "name": self.name,
             "type": self.type,
             "format": "name" if self.name == "Name" else "",
-            "description": "",
+            "description": self.about,
             "priority": int(self.wide),
         }
 

@@ -29,6 +29,7 @@ _LAYOUTS: Final = {
     ("batch", "Job"): workloads.JOB,
     ("coordination.k8s.io", "Lease"): cluster.LEASE,
     ("events.k8s.io", "Event"): cluster.EVENT,
+    ("policy", "PodDisruptionBudget"): cluster.DISRUPTION_BUDGET,
     ("scheduling.k8s.io", "PriorityClass"): cluster.PRIORITY_CLASS,
 }
 _CUSTOM: Final = Layout(
@@ -41,13 +42,23 @@ _BUILT_IN: Final = Layout(
 
 
 def table_of(
-    kind: str, group: str, items: list[dict[str, Any]], *, now: datetime, list_meta: dict[str, Any], include: str
+    kind: str,
+    group: str,
+    items: list[dict[str, Any]],
+    *,
+    now: datetime,
+    list_meta: dict[str, Any],
+    include: str,
+    layout: Layout | None = None,
 ) -> dict[str, Any]:
-    """The table of these objects; `include` is the request's `includeObject`: Metadata (or nothing), Object or None."""
+    """The table of these objects, in a layout of its own or the kind's.
+
+    `include` is the request's `includeObject`: Metadata (or nothing), Object or None.
+    """
     if include not in ("", "Metadata", "Object", "None"):
         why = f"includeObject: Invalid value: \"{include}\": must be 'Metadata', 'Object', 'None', or empty"
         raise ApiStatus(400, "BadRequest", f"Unable to convert to Table as requested: {why}")
-    layout = _LAYOUTS.get((group, kind)) or (_BUILT_IN if group in BUILT_IN_GROUPS else _CUSTOM)
+    layout = layout or _LAYOUTS.get((group, kind)) or (_BUILT_IN if group in BUILT_IN_GROUPS else _CUSTOM)
     return {
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",

@@ -1,6 +1,6 @@
 """Custom resource definitions: each makes its kind appear in the catalogue, and takes its objects with it when it goes.
 
-No schema is enforced, and only the stored version of a definition is served.
+What its schema asks is in the modules beside this one. Only the stored version of a definition is served.
 """
 
 from __future__ import annotations
@@ -71,4 +71,5 @@ def kind_of(definition: Object) -> Kind:
         categories=tuple(names.get("categories", ())),
         subresources=tuple(name for name in ("status", "scale") if name in (stored.get("subresources") or {})),
         custom=True,
+        served=stored,
     )
