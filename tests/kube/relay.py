@@ -96,7 +96,6 @@ class Relay:
             await asyncio.gather(*ways, return_exceptions=True)
             await _abort(far_writer)
 
-
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flow: asyncio.Event) -> None:
         while piece := await reader.read(1 << 16):
             await flow.wait()

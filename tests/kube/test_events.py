@@ -96,6 +96,20 @@ async def test_a_server_that_is_away_costs_events_and_nothing_else(apiserver: Ap
     assert recorder.counters.dropped == 51
 
 
+async def test_a_pace_is_kept_and_loses_nothing(client: Client, namespace: str) -> None:
+    about = reference_to(PODS, await client.create(PODS, pod("p", namespace)))
+    clock = asyncio.get_running_loop().time
+    begun = clock()
+    async with Recorder(client, "c", per_second=40, queue=100) as recorder:
+        for number in range(100):
+            recorder.record(about, "Normal", "Reason", f"message {number}")
+        await until(lambda: recorder.counters.writes == 100, "all are written")
+        # 40 go out at once, each of the others a fortieth of a second after the one before.
+        assert clock() - begun >= 59 / 40
+    assert len(await events_about(client, about)) == 100
+    assert recorder.counters.dropped == 0
+
+
 async def test_refusals_are_counted(client: Client) -> None:
     about = ObjectReference(kind="Pod", api_version="v1", name="p", namespace="no-such-namespace", uid="u")
     async with Recorder(client, "c") as recorder:

@@ -25,6 +25,7 @@ from shoal.scheduler.binder import Binder, BindError
 from shoal.scheduler.books import Books
 from shoal.scheduler.feasibility.cluster import Cluster
 from tests.kube.relay import Relay
+from tests.kube.waiting import until
 from tests.testbed.fake_nodes import node as node_object
 
 CARDS = [Gpu(uuid=f"GPU-{index}", index=index, memory_mib=16384) for index in range(2)]
@@ -44,9 +45,7 @@ class Stage:
             report=lambda *_: None,
         )
         self.leads = True
-        self.binder = Binder(
-            relayed, self.books, may_write=lambda: self.leads, now_ns=lambda: 1, rng=random.Random(1)
-        )
+        self.binder = Binder(relayed, self.books, may_write=lambda: self.leads, now_ns=lambda: 1, rng=random.Random(1))
 
     async def begin(self) -> None:
         await self.direct.create(NODES.raw, node_object("n0", CARDS))
@@ -117,8 +116,7 @@ async def test_server_away_keeps_the_booking_until_it_is_back(stage: Stage) -> N
     allocation = stage.place(pod)
     await stage.relay.block()
     task = asyncio.create_task(stage.binder.bind(pod, allocation))
-    while not stage.relay.refused:
-        await asyncio.sleep(0.01)
+    await until(lambda: stage.relay.refused > 0, "the server is away")
     assert stage.booked(pod) == ["GPU-0"]
     stage.relay.unblock()
     await task

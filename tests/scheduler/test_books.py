@@ -136,14 +136,16 @@ class History(RuleBasedStateMachine):
         pod = self.pods[data.draw(st.sampled_from(waiting))]
         if pod.spec.containers[0].resources.limits == LIMITS[-1]:
             return
-        free = {uuid: used for uuid, used in self._over()}
+        over = self._over()
         allocation = self.told.books.place(pod)
-        assert {uuid: used for uuid, used in self._over()} == free, "a decision over-booked a card"
+        assert self._over() == over, "a decision over-booked a card"
         if allocation is not None:
             inventory = self.told.books.engine.ledger.node(allocation.node).inventory  # type: ignore[union-attr]
             assert inventory is not None
             annotations = annotations_of(pod, allocation, inventory=inventory, unit=MemoryUnit.GIB, now_ns=1)
             self.open[pod.metadata.uid] = allocation.node, annotations
+            if annotations:
+                self.told.books.write(pod.metadata.uid, annotations)
 
     def _over(self) -> list[tuple[str, int]]:
         return [(card.uuid, card.used.memory_mib) for card in self.told.books.engine.ledger.over_booked()]
@@ -196,13 +198,14 @@ class History(RuleBasedStateMachine):
             fresh.see(pod)
         ours, anew = self.told.held(), fresh.held()
         assert set(ours) - set(self.open) == set(anew)
-        for uid, (node, held) in anew.items():
-            assert ours[uid][0] == node
+        for uid, (name, held) in anew.items():
+            assert ours[uid][0] == name
             if self._told_by_annotations(self.pods[uid]):
                 assert ours[uid][1] == held
         for name, books in ((name, self.told.books.engine.ledger.node(name)) for name in self.nodes):
             again = fresh.books.engine.ledger.node(name)
-            assert books is not None and again is not None
+            assert books is not None
+            assert again is not None
             assert books.inventory == again.inventory
         assert self.told.books.cluster.nodes.alive.sum() == len(self.nodes)
 
@@ -308,6 +311,28 @@ def test_cards_listed_as_unhealthy_are_left_out_until_the_list_goes() -> None:
     second = told.books.place(a_pod("b", {"nvidia.com/gpu": "1"}))
     assert second is not None
     assert second.containers[0].cards[0].index == 0
+
+
+def test_own_decision_is_confirmed_as_booked_and_another_wins_over_it() -> None:
+    for node, confirmed in (("n0", True), ("n1", False)):
+        told = Told()
+        told.node("n0", cards("n0", [16]))
+        pod = a_pod("p", {"aliyun.com/gpu-mem": "4"})
+        told.see(pod)
+        allocation = told.books.place(pod)
+        ledger = told.books.engine.ledger
+        books = ledger.node("n0")
+        assert allocation is not None
+        assert books is not None
+        assert books.inventory is not None
+        told.node("n1", cards("n1", [16]))
+        annotations = annotations_of(pod, allocation, inventory=books.inventory, unit=MemoryUnit.GIB, now_ns=1)
+        told.books.write("uid-p", annotations)
+        before = ledger.booking("uid-p")
+        told.see(bound(pod, node, annotations))
+        assert not ledger.is_assumed("uid-p")
+        assert (ledger.booking("uid-p") is before) is confirmed
+        assert told.held()["uid-p"][0] == node
 
 
 def test_terminating_pod_keeps_its_share_until_it_is_gone() -> None:

@@ -13,7 +13,7 @@ import yaml
 from tests.testbed import binaries
 from tests.testbed.kubectl import run_kubectl
 from tests.testbed.pki import Authority
-from tests.testbed.processes import Run, TestbedError
+from tests.testbed.processes import Process, Run, TestbedError
 
 ADMIN = ("admin", ("system:masters",))
 
@@ -46,6 +46,11 @@ class ApiServer:
     def port(self) -> int:
         """The port of `url`."""
         return self._port
+
+    @property
+    def processes(self) -> tuple[Process, Process]:
+        """kube-apiserver and etcd."""
+        return self._process, self._etcd
 
     @property
     def ca(self) -> Path:

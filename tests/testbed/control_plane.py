@@ -18,19 +18,22 @@ NODE_GRACE_SECONDS = 300
 
 
 class ControlPlane:
-    """An API server with its controllers. Schedulers are started by the test, with the configuration it needs."""
+    """An API server with its controllers, or without. Schedulers are started by the test, configured as it needs."""
 
-    def __init__(self, run: Run, name: str = "control-plane") -> None:
+    def __init__(self, run: Run, name: str = "control-plane", *, controllers: bool = True) -> None:
         self.run = run
         self.name = name
         self.api = ApiServer(run, name)
         self._port = run.reservations.port()
         self._controllers = run.process(f"{name}-controllers", self._command())
         self._schedulers: list[Process] = []
-        self._controllers.start()
-        self._controllers.wait_until(lambda: _healthy(self._port), "healthy")
+        if controllers:
+            self._controllers.start()
+            self._controllers.wait_until(lambda: _healthy(self._port), "healthy")
 
-    def start_scheduler(self, configuration: Mapping[str, object] | None = None) -> Process:
+    def start_scheduler(
+        self, configuration: Mapping[str, object] | None = None, *, until_healthy: bool = True
+    ) -> Process:
         """A kube-scheduler with this KubeSchedulerConfiguration; what a test bed must say is filled in."""
         port = self.run.reservations.port()
         name = f"{self.name}-scheduler-{uuid.uuid4().hex[:6]}"
@@ -47,7 +50,8 @@ class ControlPlane:
         )
         self._schedulers.append(process)
         process.start()
-        process.wait_until(lambda: _healthy(port), "healthy")
+        if until_healthy:
+            process.wait_until(lambda: _healthy(port), "healthy")
         return process
 
     def stop_schedulers(self) -> None:

@@ -26,7 +26,11 @@ def _camel(name: str) -> str:
 @click.option("--context", default="", metavar="NAME", help="The context of the kubeconfig to use.")
 @click.option("--host", help="Where the extender, health and metrics answer.")
 @click.option("--port", type=int, envvar=gpushare.ENV_PORT, help="Their port; 0 takes a free one.")
-@click.option("--memory-unit", type=click.Choice(list(gpushare.MemoryUnit)), help="What 1 of aliyun.com/gpu-mem means.")
+@click.option(
+    "--memory-unit",
+    type=click.Choice([unit.value for unit in gpushare.MemoryUnit]),
+    help="What 1 of aliyun.com/gpu-mem means.",
+)
 @click.option("--policy", help="How nodes and cards are chosen.")
 @click.option(
     "--scheduler-name",

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 @click.option("--clusters", type=click.IntRange(1, 16), default=1, show_default=True, help="How many such clusters.")
 @click.option(
     "--memory-unit",
-    type=click.Choice(list(MemoryUnit)),
-    default=MemoryUnit.GIB,
+    type=click.Choice([unit.value for unit in MemoryUnit]),
+    default=MemoryUnit.GIB.value,
     show_default=True,
     help="What 1 of aliyun.com/gpu-mem means.",
 )
@@ -45,7 +45,7 @@ def up(
     gpus: str,
     cluster_file: Path | None,
     clusters: int,
-    memory_unit: MemoryUnit,
+    memory_unit: str,
     policy: str,
     directory: Path | None,
     verbose: bool,

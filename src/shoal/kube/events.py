@@ -4,8 +4,9 @@ core/v1 with `count`, not events.k8s.io/v1 with a series: `kubectl describe` sor
 API leaves empty, so its events stand above all others whatever their age. The API server serves both from one store.
 
 Best effort: recording never waits and never fails. Equal events are folded into one with a count, the first is written
-at once and repetitions at most every few seconds. When the queue is full, or the server refuses, events are dropped and
-counted.
+at once and repetitions at most every few seconds. With a pace set, a second's worth goes out at once and the rest waits
+in the queue, so that events leave the server to what matters more. When the queue is full, or the server refuses,
+events are dropped and counted.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ MAX_MESSAGE: Final = 1024
 #: Events whose names are remembered, to count on instead of writing new ones.
 _REMEMBERED: Final = 4096
 _NAME_LENGTH: Final = 230
+#: So much of the pace may be used up at once.
+_BURST_SECONDS: Final = 1.0
 
 
 class _Key(NamedTuple):
@@ -99,6 +102,7 @@ class Recorder:
         *,
         host: str = "",
         queue: int = 1000,
+        per_second: float | None = None,
         repeat_seconds: float = 5.0,
         flush_seconds: float = 5.0,
         now: Callable[[], datetime.datetime] = _utc_now,
@@ -107,6 +111,9 @@ class Recorder:
         self._client = client
         self._source = EventSource(component=component, host=host)
         self._queue = queue
+        self._interval = 1 / per_second if per_second else 0.0
+        #: Until when the pace is used up.
+        self._paid = 0.0
         self._repeat = repeat_seconds
         self._flush = flush_seconds
         self._now = now
@@ -143,7 +150,8 @@ class Recorder:
             self._pending[key] = _Pending(1, now, now)
             written = self._written.get(key)
             heapq.heappush(self._order, (written.due if written else 0.0, next(self._numbers), key))
-            self._wake.set()
+            if self._order[0][2] is key:
+                self._wake.set()
 
     async def close(self) -> None:
         """Write what waits, for a few seconds at most, and end."""
@@ -164,14 +172,16 @@ class Recorder:
         loop = asyncio.get_running_loop()
         while self._order or not self._closing:
             self._wake.clear()
-            wait = self._order[0][0] - loop.time() if self._order else None
+            now = loop.time()
+            wait = max(self._order[0][0], self._paid - _BURST_SECONDS) - now if self._order else None
             if not self._closing and (wait is None or wait > 0):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait):
                         await self._wake.wait()
                 continue
             key = heapq.heappop(self._order)[2]
-            await self._write(key, self._pending.pop(key), loop.time() + self._repeat)
+            self._paid = max(self._paid, now) + self._interval
+            await self._write(key, self._pending.pop(key), now + self._repeat)
 
     async def _write(self, key: _Key, pending: _Pending, due: float) -> None:
         self.counters.writes += 1

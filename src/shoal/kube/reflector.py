@@ -130,6 +130,17 @@ class Reflector(Generic[T]):
         finally:
             waiter.cancel()
 
+    async def refresh(self) -> None:
+        """List anew, however fresh the watch seems: on return the store has all that was written before the call.
+
+        For a reflector that `async with` runs. `synced` is not set meanwhile.
+        """
+        await self.stop()
+        self.resource_version = ""
+        self.synced.clear()
+        await self.__aenter__()
+        await self.wait_synced()
+
     async def run(self) -> None:
         """List and watch until cancelled. Failures of the server are logged and outlasted."""
         resuming = False

@@ -6,6 +6,7 @@ the slim structs leave out and for writing objects back whole.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -19,6 +20,8 @@ from shoal.kube.objects.others import ConfigMap, Event, Lease, Secret
 from shoal.kube.objects.pod import Pod
 from shoal.kube.objects.policy import PodDisruptionBudget
 from shoal.kube.objects.storage import PersistentVolume, PersistentVolumeClaim, StorageClass
+
+_PLAIN = re.compile(r"[A-Za-z0-9_.~-]+", re.ASCII).fullmatch
 
 T_co = TypeVar("T_co", covariant=True)
 #: An object with all its fields, as JSON has them.
@@ -66,7 +69,8 @@ class Resource(Generic[T_co]):
 def _segment(name: str, what: str) -> str:
     if name in (".", "..") or not name:
         raise KubeError(f"{name!r} is no name of a {what}: give the name of an object")
-    return quote(name, safe="")
+    # Nearly every name is plain; looking costs a tenth of quoting.
+    return name if _PLAIN(name) else quote(name, safe="")
 
 
 PODS = Resource("", "v1", "pods", "Pod", Pod)

@@ -55,6 +55,8 @@ from shoal.scheduler.watches import Policies, Volumes
 log = logging.getLogger(__name__)
 
 COMPONENT: Final = "shoal-scheduler"
+#: Events that may wait for their turn: those of as many pods bound in a burst.
+EVENTS: Final = 10_000
 
 
 class Scheduler:
@@ -175,7 +177,14 @@ class Scheduler:
             else:
                 await self._lead()
 
+    async def _catch_up(self) -> None:
+        """Read anew what the last leader may have changed: its last Bindings may not have come by the watch yet."""
+        for name in ("nodes", "pods"):
+            await self._reflectors[name].refresh()
+
     async def _lead(self) -> None:
+        if self.config.election.enabled:
+            await self._catch_up()
         self._leads = True
         try:
             async with asyncio.TaskGroup() as group:
@@ -190,5 +199,8 @@ async def run(
     config: Config, access: Access, *, identity: str, serving: Callable[[int], None] = lambda port: None
 ) -> None:
     """Run the scheduler until cancelled, or until it loses its lease."""
-    async with Client(access) as client, Recorder(client, COMPONENT) as recorder:
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(Client(access))
+        events = Recorder(client, COMPONENT, queue=EVENTS, per_second=config.events_per_second)
+        recorder = await stack.enter_async_context(events)
         await Scheduler(client, recorder, config, identity=identity).run(serving=serving)

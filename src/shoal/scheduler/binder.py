@@ -86,6 +86,8 @@ class Binder:
         annotations = annotations_of(
             pod, allocation, inventory=books.inventory, unit=self._books.unit, now_ns=self._now_ns()
         )
+        if annotations:
+            self._books.write(uid, annotations)
         try:
             await self._write(pod, node, annotations)
         except ConflictError as error:

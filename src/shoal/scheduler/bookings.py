@@ -7,7 +7,7 @@ in one place is better than a card that looks free and is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -48,9 +48,8 @@ class Holding:
     problem: str = ""
 
 
-def decision_of(pod: Pod) -> tuple[str | None, ...]:
+def decision_in(annotations: Mapping[str, str]) -> tuple[str | None, ...]:
     """The annotations that tell which cards a pod has: while these and the node are the same, so is its holding."""
-    annotations = pod.metadata.annotations
     return tuple(annotations.get(name) for name in _ANNOTATIONS) if annotations else ()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -34,7 +34,7 @@ from shoal.placement.books.columns import BoolArray, FloatArray
 from shoal.placement.books.ledger import Booking
 from shoal.placement.engine import Engine
 from shoal.placement.errors import BookingError, PolicyError
-from shoal.scheduler.bookings import Origin, decision_of, holding_of, on_emptiest_cards
+from shoal.scheduler.bookings import Origin, decision_in, holding_of, on_emptiest_cards
 from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.queue import Wake
 from shoal.scheduler.requests import Requests
@@ -90,6 +90,8 @@ class Books:
         self._seen: dict[str, _Seen] = {}
         #: Pods decided here whose Binding is not settled.
         self._open: set[str] = set()
+        #: The words in which decisions of here are written, until the watch shows them.
+        self._written: dict[str, tuple[str | None, ...]] = {}
         self._sick: dict[str, frozenset[int]] = {}
         self._priorities: Counter[int] = Counter()
         self._over: set[tuple[str, str]] = set()
@@ -150,6 +152,10 @@ class Books:
             self._add_to_filters(pod, allocation.node)
         return allocation
 
+    def write(self, uid: str, annotations: Mapping[str, str]) -> None:
+        """The booked decision is about to be written in these words: when the watch shows them, it is as booked."""
+        self._written[uid] = decision_in(annotations)
+
     def settle(self, uid: str) -> None:
         """The Binding was accepted: the watch will show it."""
         self._open.discard(uid)
@@ -157,6 +163,7 @@ class Books:
     def cancel(self, uid: str, *, quietly: bool = False) -> None:
         """The decision is void: what the watch showed last is true. Quietly: it was never more than a try."""
         self._open.discard(uid)
+        self._written.pop(uid, None)
         pod = self._pods.get(uid)
         if pod is not None and pod.spec.node_name:
             self._unsee(uid)
@@ -176,6 +183,7 @@ class Books:
         uid = pod.metadata.uid
         if change.kind is Kind.DELETED or pod.status.phase in _FINISHED:
             self._open.discard(uid)
+            self._written.pop(uid, None)
             if self._pods.pop(uid, None) is not None or self.engine.ledger.booking(uid) is not None:
                 self._leave(uid, self.engine.remove)
             return
@@ -261,14 +269,29 @@ class Books:
     def _hold(self, pod: Pod) -> None:
         """Book what a bound pod holds."""
         uid, node = pod.metadata.uid, pod.spec.node_name
-        seen = _Seen(node, decision_of(pod), Origin.OWN)
+        seen = _Seen(node, decision_in(pod.metadata.annotations), Origin.OWN, pod.spec.priority or 0)
         known = self._seen.get(uid)
         if known is None or (known.node, known.decision) != (seen.node, seen.decision):
             if known is None:
-                self._priorities[pod.spec.priority or 0] += 1
-            self._seen[uid] = replace(seen, origin=self._book(pod), priority=pod.spec.priority or 0)
+                self._priorities[seen.priority] += 1
+            self._seen[uid] = seen if self._is_as_written(pod, seen) else replace(seen, origin=self._book(pod))
             self._news(Wake.PODS)
         self._add_to_filters(pod, node)
+
+    def _is_as_written(self, pod: Pod, seen: _Seen) -> bool:
+        """Whether the watch shows just what is booked; then it is confirmed, and nothing needs to be read."""
+        uid = pod.metadata.uid
+        booking = self.engine.ledger.booking(uid)
+        if self._written.pop(uid, None) != seen.decision or booking is None or booking.node != seen.node:
+            return False
+        try:
+            request = self.request(pod)
+        except RequestError:
+            return False
+        if (request.cpu_milli, request.memory_mib) != (booking.cpu_milli, booking.memory_mib):
+            return False
+        self.engine.confirm(booking, request)
+        return True
 
     def _book(self, pod: Pod) -> Origin:
         uid, node = pod.metadata.uid, pod.spec.node_name

@@ -76,6 +76,7 @@ class Loop:
         self._news = Wake(0)
         self._stir = asyncio.Event()
         self._binding: set[asyncio.Task[None]] = set()
+        self._landed = asyncio.Event()
         self._diagnoses: dict[object, tuple[tuple[int, int], Diagnosis]] = {}
 
     # What the watch brings
@@ -168,7 +169,8 @@ class Loop:
             self._metrics.decision_seconds.observe(self._clock() - now, BY)
             turns += 1
             if len(self._binding) >= self._binds:
-                await asyncio.wait(self._binding, return_when=asyncio.FIRST_COMPLETED)
+                self._landed.clear()
+                await self._landed.wait()
             elif turns % _TURNS == 0:
                 await asyncio.sleep(0)
 
@@ -190,7 +192,7 @@ class Loop:
 
     def _try(self, waiting: Waiting) -> None:
         pod = self._books.pod(waiting.uid)
-        if pod is None:
+        if pod is None or self._has_place(waiting.uid):
             self.queue.remove(waiting.uid)
             return
         try:
@@ -211,6 +213,10 @@ class Loop:
             self._metrics.decisions.inc(BY, "error")
             self._books.cancel(waiting.uid)
             self.queue.retry(waiting.uid, self._clock())
+
+    def _has_place(self, uid: str) -> bool:
+        """The pod's Binding was accepted; the watch may still tell of moments before it, as if the pod waited."""
+        return self._books.engine.ledger.booking(uid) is not None
 
     def _check_cluster(self, pod: Pod) -> None:
         wanted = pod.metadata.annotations.get(keti.ANNOTATION_CLUSTER, "").strip()
@@ -246,7 +252,11 @@ class Loop:
         self._clearing.forget(waiting.uid)
         task = asyncio.create_task(self._bind(waiting, pod, allocation))
         self._binding.add(task)
-        task.add_done_callback(self._binding.discard)
+        task.add_done_callback(self._land)
+
+    def _land(self, task: asyncio.Task[None]) -> None:
+        self._binding.discard(task)
+        self._landed.set()
 
     async def _bind(self, waiting: Waiting, pod: Pod, allocation: Allocation) -> None:
         started = self._clock()
@@ -289,6 +299,11 @@ class Loop:
                 self._undo(placed)
                 self._park_gang(members, f"pod group {gang.key[1]}: {member.name}: {error}", Wake.POD_CHANGED)
                 return
+            except Exception:
+                self._undo(placed)
+                for other in members:
+                    self.queue.retry(other.uid, self._clock())
+                raise
             if allocation is None:
                 diagnosis = self._diagnosis(member, pod, verdict)
                 self._undo(placed)

@@ -30,9 +30,19 @@ class Requests:
     def __init__(self, unit: MemoryUnit) -> None:
         self._unit = unit
         self._known: dict[bytes, Request | str] = {}
+        #: The pod asked about last: one decision asks several times.
+        self._last: tuple[Pod | None, Request | str] = (None, "")
 
     def of(self, pod: Pod) -> Request:
         """The pod's request. Raises RequestError when it cannot be met as written."""
+        if self._last[0] is not pod:
+            self._last = (pod, self._look_up(pod))
+        known = self._last[1]
+        if isinstance(known, str):
+            raise RequestError(known)
+        return known
+
+    def _look_up(self, pod: Pod) -> Request | str:
         key = template_key(pod)
         known = self._known.pop(key, None)
         if known is None:
@@ -40,8 +50,6 @@ class Requests:
             if len(self._known) >= _TEMPLATES:
                 del self._known[next(iter(self._known))]
         self._known[key] = known
-        if isinstance(known, str):
-            raise RequestError(known)
         return known
 
     def _read(self, pod: Pod) -> Request | str:

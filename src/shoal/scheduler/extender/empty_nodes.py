@@ -40,8 +40,10 @@ class EmptyNodes:
             return np.zeros(len(rows), np.bool_)  # cards of one make are not alike then, or sets too many to tell apart
         # The makes of a node's cards, slot by slot, as the digits of one number.
         keys = columns.code[rows] // SHARES @ base ** np.arange(columns.slots, dtype=np.int64)
-        sets, places = np.unique(keys, return_inverse=True)
         known = self._answers(pod_class)
+        if len(keys) and (keys == keys[0]).all():
+            return np.full(len(keys), self._answer(known, pod_class, (base, int(keys[0]))))
+        sets, places = np.unique(keys, return_inverse=True)
         answers = [self._answer(known, pod_class, (base, key)) for key in sets.tolist()]
         return np.array(answers, np.bool_)[places]
 

@@ -6,7 +6,7 @@ nodes that are short of the same thing, and only the first few are told card by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import compress, repeat
 from typing import Final
 
@@ -70,7 +70,7 @@ class Filter:
         passed = fits.tolist()
         if count == len(names):
             return Filtered(passed)
-        refused = list(compress(names, (~fits).tolist()))
+        refused = list(compress(names, (~fits).tolist())) if count else names
         pod_class = self._books.engine.class_of(request)
         return Filtered(passed, *self._reasons(pod_class, refused, rows[~fits], last=not count))
 
@@ -97,14 +97,8 @@ class Filter:
         if last:
             hopeless[carded] = self._empty.refuse(pod_class, rows[carded])
         short = shortage(pod_class)
-        failed = {
-            **self._told(names, carded & ~hopeless, short),
-            **self._told(names, ~known, UNKNOWN_NODE),
-        }
-        unresolvable = {
-            **self._told(names, hopeless, short),
-            **self._told(names, bare, gpushare.REASON_NOT_SHARED),
-        }
+        failed = self._told(names, (carded & ~hopeless, short), (~known, UNKNOWN_NODE))
+        unresolvable = self._told(names, (hopeless, short), (bare, gpushare.REASON_NOT_SHARED))
         if last:
             for name, row in zip(names[:DETAILED], rows[:DETAILED].tolist(), strict=True):
                 if row < columns.rows:
@@ -112,10 +106,15 @@ class Filter:
                     told[name] = _detail(short, self._books.engine.ledger.node_at(row), pod_class)
         return failed, unresolvable
 
-    def _told(self, names: Iterable[str], which: BoolArray, reason: str) -> dict[str, str]:
-        told = dict.fromkeys(compress(names, which.tolist()), reason)
-        if told:
-            self._metrics.refusals.inc(reason, by=len(told))
+    def _told(self, names: Sequence[str], *reasons: tuple[BoolArray, str]) -> dict[str, str]:
+        """The nodes with their reasons. Mostly one reason is that of all, or of none."""
+        told: dict[str, str] = {}
+        for which, reason in reasons:
+            count = int(np.count_nonzero(which))
+            if count:
+                some = names if count == len(names) else compress(names, which.tolist())
+                told.update(dict.fromkeys(some, reason))
+                self._metrics.refusals.inc(reason, by=count)
         return told
 
     def _waits_for_holds(self, request: Request, rows: Rows) -> bool:

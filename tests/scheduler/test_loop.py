@@ -1,0 +1,95 @@
+"""The standalone loop on the embedded API server, with a watch that the test plays."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal.embedded.app import EmbeddedApi
+from shoal.kube.access.load import load_access
+from shoal.kube.client import Client
+from shoal.kube.events import Recorder
+from shoal.kube.objects.node import Node
+from shoal.kube.objects.pod import Pod
+from shoal.kube.resources import NODES, PODS
+from shoal.kube.store import Change, Kind, Store
+from shoal.scheduler.binder import Binder
+from shoal.scheduler.claims import Claims
+from shoal.scheduler.feasibility.feasibility import Feasibility
+from shoal.scheduler.loop import Loop
+from shoal.scheduler.metrics import Metrics
+from shoal.scheduler.queue import Place
+from shoal.scheduler.tell import Teller
+from tests.kube.waiting import until
+from tests.scheduler.extender.scene import books_of, clearing_of
+from tests.testbed.fake_nodes import node
+
+
+class Stage:
+    """The loop and all it needs but reflectors: what it knows is what the test has told it."""
+
+    def __init__(self, client: Client, recorder: Recorder) -> None:
+        self.client = client
+        self.books = books_of()
+        feasibility = Feasibility(self.books.cluster)
+        self.loop = Loop(
+            self.books,
+            feasibility,
+            Binder(client, self.books, may_write=lambda: True, now_ns=time.time_ns),
+            Claims(client, self.books.cluster, feasibility),
+            clearing_of(self.books, client, Store()),
+            Teller(client, recorder, now=lambda: datetime.now(UTC), may_write=lambda: True),
+            Metrics(),
+            names=["gpu-scheduler"],
+            cluster="",
+            binds=8,
+            clock=time.monotonic,
+        )
+        self.books.on_node(Change(Kind.ADDED, None, msgspec.convert(node("a", 1), Node)))
+
+    def see(self, pod: Pod) -> None:
+        """The watch brings a pod as it is here."""
+        change = Change(Kind.MODIFIED, pod, pod)
+        self.books.on_pod(change)
+        self.loop.on_pod(change)
+
+    async def create(self, name: str, gib: int) -> Pod:
+        limits = {"aliyun.com/gpu-mem": str(gib)}
+        container = {"name": "main", "image": "none", "resources": {"limits": limits}}
+        spec = {"schedulerName": "gpu-scheduler", "containers": [container]}
+        return await self.client.create(PODS, {"metadata": {"name": name}, "spec": spec}, namespace="default")
+
+    async def node_of(self, name: str) -> str:
+        return (await self.client.get(PODS, name, namespace="default")).spec.node_name
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    async with EmbeddedApi(tmp_path) as api:
+        access = load_access(environ={}, home=Path("/"), kubeconfig=api.kubeconfig())
+        async with Client(access) as client, Recorder(client, "test") as recorder:
+            await client.create(NODES, node("a", 1))
+            made = Stage(client, recorder)
+            running = asyncio.create_task(made.loop.run())
+            yield made
+            running.cancel()
+            await asyncio.wait({running})
+
+
+async def test_a_watch_that_is_late_takes_nothing_from_a_pod_that_is_bound(stage: Stage) -> None:
+    """The Binding is accepted; then comes what happened to the pod before it, such as its condition."""
+    first = await stage.create("first", 10)
+    stage.see(first)
+    await until(lambda: first.metadata.uid not in stage.loop.queue, "bound")
+    assert await stage.node_of("first") == "a"
+    stage.see(first)
+    await until(lambda: stage.loop.queue.place_of(first.metadata.uid) is not Place.ACTIVE, "tried")
+    assert stage.books.engine.ledger.booking(first.metadata.uid) is not None
+    second = await stage.create("second", 10)
+    stage.see(second)
+    await until(lambda: stage.loop.queue.place_of(second.metadata.uid) is Place.PARKED, "parked")
+    assert await stage.node_of("second") == ""
