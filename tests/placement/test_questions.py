@@ -37,6 +37,7 @@ EVERY = [
     *POLICIES.values(),
     fgd_policy([SHARE]),
     preferring(policy_named("fragmentation"), ["T4", "A100"]),
+    replace(policy_named("fragmentation"), name="unpressed", pressures=(), grain=0.0),
 ]
 BEST = [policy for policy in EVERY if not policy.random]
 WORLDS = 3
@@ -234,3 +235,15 @@ def test_wishes_that_cannot_be(wishes: dict[str, Any], says: str) -> None:
     with pytest.raises(RowsError, match=says):
         engine.place("a", SHARE, **wishes)
     assert engine.demand.counts == {}
+
+
+def test_a_card_without_memory_left_still_has_its_compute() -> None:
+    """Tried again, node by node, as well as with all others."""
+    engine = Engine(ledger_of(*(node(f"n{n}", [16]) for n in range(4))))
+    compute = request(Share(compute=10))
+    assert (engine.worths(compute) > -np.inf).all()
+    assert engine.place("full", request(Share(16 * GIB))) is not None
+    kept = engine.worths(compute)
+    assert (kept > -np.inf).all()
+    engine.forget()
+    assert kept.tolist() == engine.worths(compute).tolist()

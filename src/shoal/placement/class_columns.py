@@ -6,16 +6,18 @@ Kept from decision to decision: only nodes that changed are tried again. What th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from random import Random
+from struct import Struct
 
 import numpy as np
 
 from shoal.placement import stacking
-from shoal.placement.books.columns import BoolArray, FloatArray, Rows
+from shoal.placement.books.columns import BoolArray, FloatArray, Rows, one_by_one
 from shoal.placement.books.ledger import Ledger
 from shoal.placement.classes import PodClass
-from shoal.placement.policy import CARD_FIT, FILTERS, Policy
+from shoal.placement.policy import CARD_FIT, Policy
 from shoal.placement.single import SingleTrial, single_trial
 from shoal.placement.trial import UNKNOWN_SLOT, CardRules, ClassTables, Score, Trial
 from shoal.placement.weights import SPLIT
@@ -26,8 +28,12 @@ from shoal.placement.worth.valuation import Valuation
 _GUESSES = 4
 #: Past this part of all nodes changed, a class is tried on all of them again.
 _MOST = 0.5
-#: Up to this many changed nodes that may fit are tried one by one.
-_FEW = 12
+#: Up to this many changed nodes are tried one by one, and up to so many on which the class fits.
+_SEVERAL = 96
+_FEW = 32
+#: How many numbers are kept of a node, and all of them at once.
+_KEPT = 5
+_LINE = Struct(f"{_KEPT}d")
 
 
 class ClassColumns:
@@ -35,7 +41,7 @@ class ClassColumns:
 
     #: What is kept of a node: the sum of scores, what decides among equals, worth lost, untouched cards used up, and
     #: the slot of the card taken where it is one card and known.
-    SUM, TIES, WORTH_LOST, UNTOUCHED, SLOT = range(5)
+    SUM, TIES, WORTH_LOST, UNTOUCHED, SLOT = range(_KEPT)
 
     def __init__(
         self, pod_class: PodClass, policy: Policy, rules: CardRules, ledger: Ledger, valuation: Valuation
@@ -50,8 +56,9 @@ class ClassColumns:
         size = len(ledger.columns.cpu_free)
         #: What the node would be worth if nothing were dear: an upper bound, -inf where the pod does not fit.
         self._bound = np.full(size, -np.inf)
-        self._kept = np.zeros((size, 5))
+        self._kept = np.zeros((size, _KEPT))
         self._kept[:, self.SLOT] = UNKNOWN_SLOT
+        self._bound_at, self._kept_at = one_by_one(self._bound), one_by_one(self._kept)
         #: Nodes on which the containers fit only apart, and how they would be dealt out.
         self._apart: dict[int, stacking.Deal] = {}
         #: Nodes that won lately: likely to be good again, so they tell early which others cannot be.
@@ -66,30 +73,34 @@ class ClassColumns:
         if changed is None or len(changed) > _MOST * columns.rows:
             self._try(np.arange(columns.rows))
         elif changed:
-            self._try_again(np.array(changed))
+            rest = changed if self._single is None else self._try_singly(self._single, changed)
+            if rest:
+                self._try(np.array(rest))
         self._seen = columns.version
 
-    def _try_again(self, rows: Rows) -> None:
-        """`_try`, but the nodes that clearly lack something are left out, and few nodes are tried one by one."""
-        if self._policy.filters == FILTERS:
-            self._bound[rows] = -np.inf
-            enough = self._ledger.columns.node.take(rows, axis=0) >= self._tables.least
-            rows = rows[np.logical_and.reduce(enough, axis=1)]
-            if self._single is not None and len(rows) <= _FEW:
-                rows = np.array(self._try_singly(self._single, rows.tolist()), np.intp)
-        if len(rows):
-            self._try(rows)
-
     def _try_singly(self, single: SingleTrial, rows: list[int]) -> list[int]:
-        """`_try`, node by node; the rows that are left to it."""
-        fitting, found, rest = single.on(map(self._ledger.columns.plain, rows))
-        if fitting:
-            grain = self._policy.grain
-            self._bound[fitting] = [
-                (round(total / grain) * grain if grain else total) + ties for total, ties, _, _, _ in found
-            ]
+        """`_try`, node by node; the rows that are left to it: where cards go by a label, and after `_FEW` that fit."""
+        if len(rows) > _SEVERAL:
+            return rows
+        plain, grain = self._ledger.columns.plain, self._policy.grain
+        rest: list[int] = []
+        fits = 0
+        for i, row in enumerate(rows):
+            node = plain[row]
+            if single.asks_labels and node.policy:
+                rest.append(row)
+                continue
+            found = single.on(node)
+            if found is None:
+                self._bound_at[row] = -math.inf
+                continue
+            total, ties = found[:2]
+            self._bound_at[row] = (round(total / grain) * grain if grain else total) + ties
             if self._policy.pressures:
-                self._kept[fitting] = found
+                _LINE.pack_into(self._kept_at, row * _LINE.size, *found)
+            fits += 1
+            if fits == _FEW:
+                return rest + rows[i + 1 :]
         return rest
 
     def _try(self, rows: Rows) -> None:
@@ -139,7 +150,7 @@ class ClassColumns:
         if not len(bound):
             return None
         first = int(bound.argmax())
-        if bound[first] == -np.inf:
+        if bound.item(first) == -np.inf:
             return None
         if self._policy.random or self._policy.rank:
             return self._other_than_best(bound, favour, rng)
@@ -177,7 +188,7 @@ class ClassColumns:
 
     def _spared(self, row: int) -> bool:
         """No pressure can cost anything on this node, so its bound is its worth."""
-        untouched = int(self._kept[row, self.UNTOUCHED])
+        untouched = int(self._kept_at[row * _KEPT + self.UNTOUCHED])
         return all(
             pressure.spares(self._valuation, self._tables, row, untouched) for _, pressure in self._policy.pressures
         )
@@ -187,7 +198,7 @@ class ClassColumns:
     ) -> FloatArray:
         """The worth of these nodes, pressures and favour included; -inf where the bound says the pod may not go."""
         kept = self._kept.take(rows, axis=0).T
-        cpu, _, _, whole, model, *_ = self._ledger.columns.node.take(rows, axis=0).T
+        cpu, _, _, whole, model, _ = self._ledger.columns.node.take(rows, axis=0).T
         nodes = Candidates(
             model, kept[self.WORTH_LOST], whole, whole - kept[self.UNTOUCHED], cpu, cpu - self._class.cpu
         )
@@ -217,7 +228,7 @@ class ClassColumns:
         node = self._ledger.node_at(row)
         if self._class.only_whole or not self._class.needs:
             return stacking.stacked(node, self._class, ())
-        slot = int(self._kept[row, self.SLOT])
+        slot = int(self._kept_at[row * _KEPT + self.SLOT])
         if slot != UNKNOWN_SLOT:
             return stacking.stacked(node, self._class, (slot,))
         trial = Trial(self._tables, np.array([row]), self._ledger, self._valuation, self._rules, rng)

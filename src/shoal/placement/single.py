@@ -9,12 +9,12 @@ one share of one card, whole cards and no cards, under policies whose scores hav
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from shoal.placement.books.columns import PlainNode
-from shoal.placement.policy import Policy
+from shoal.placement.policy import FILTERS, Policy
 from shoal.placement.trial import (
     CODE_BITS,
     CODE_MASK,
@@ -43,7 +43,7 @@ def single_trial(tables: ClassTables, policy: Policy, rules: CardRules, valuatio
     cards = _cards_of(tables)
     scores = _plain(policy.scores, tables, valuation)
     ties = _plain(policy.ties, tables, valuation)
-    if cards is None or scores is None or ties is None:
+    if cards is None or scores is None or ties is None or policy.filters != FILTERS:
         return None
     return SingleTrial(tables, rules, valuation, cards, scores, ties)
 
@@ -65,29 +65,19 @@ class SingleTrial:
         self._scores = scores
         self._ties = ties
         self._cpu = tables.pod_class.cpu
-        self._asks_labels = isinstance(cards, _OneCard) and bool(rules.by_label)
+        self._cpu_needed, self._ram_needed, _ = tables.node_needs[:, 0].tolist()
+        #: Whether the cards depend on what the node's label asks for, which only `Trial` knows.
+        self.asks_labels = isinstance(cards, _OneCard) and bool(rules.by_label)
 
-    def on(self, nodes: Iterable[PlainNode]) -> tuple[list[int], list[Found], list[int]]:
-        """The rows of the nodes it fits on and what it finds there, and of those that only `Trial` knows.
-
-        Nodes have CPU, memory and the untouched cards that the class needs (`ClassTables.least`).
-        """
-        rows: list[int] = []
-        found: list[Found] = []
-        rest: list[int] = []
-        for node in nodes:
-            if node.policy and self._asks_labels:
-                rest.append(node.row)
-                continue
-            taken = self._cards(node)
-            if taken is not None:
-                rows.append(node.row)
-                found.append(self._weighed(node, taken))
-        return rows, found, rest
-
-    def _weighed(self, node: PlainNode, taken: Taken) -> Found:
+    def on(self, node: PlainNode) -> Found | None:
+        """What the class finds on the node; None when it does not fit."""
+        if node.cpu_free < self._cpu_needed or node.ram_free < self._ram_needed or not node.alive:
+            return None
+        taken = self._cards(node)
+        if taken is None:
+            return None
         (worth_lost, untouched, total, ties), slot = taken
-        worth_after = self._valuation.worth.item(node.row) - worth_lost
+        worth_after = self._valuation.worth_at[node.row] - worth_lost
         cpu_after = node.cpu_free - self._cpu
         for weight, score in self._scores:
             total += weight * score(node, worth_after, cpu_after)
@@ -111,9 +101,9 @@ def _plain(
 def _cards_of(tables: ClassTables) -> Cards | None:
     pod_class, needs = tables.pod_class, tables.needs
     if pod_class.only_whole or not needs:
-        whole = float(pod_class.whole)
-        taken = (whole, whole, 0.0, 0.0), UNKNOWN_SLOT
-        return lambda node: taken
+        whole = pod_class.whole
+        taken = (float(whole), float(whole), 0.0, 0.0), UNKNOWN_SLOT
+        return lambda node: taken if node.whole >= whole else None
     selector, share = pod_class.selector, needs[0].need.share
     alone = len(needs) == 1 and needs[0].need.gpus == 1 and not share.exclusive and not pod_class.splittable
     asks = share.memory_mib or share.compute or share.clients
@@ -138,6 +128,8 @@ class _OneCard:
 
     def __call__(self, node: PlainNode) -> Taken | None:
         memory, compute, clients = self._memory, self._compute, self._clients
+        if node.memory_most < memory or node.compute_most < compute or node.clients_most < clients:
+            return None
         order = self._order
         least = NO_FIT
         for code, memory_free, compute_free, clients_free, slot in node.cards:

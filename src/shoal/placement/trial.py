@@ -14,7 +14,6 @@ import numpy as np
 
 from shoal.model.request import accepts, accepts_model
 from shoal.placement.books.columns import (
-    NODE_FACTS,
     SHARES,
     WHOLE,
     BoolArray,
@@ -145,10 +144,6 @@ UNKNOWN_SLOT = -1
 NO_FIT = 1 << 62
 
 
-#: Below every number: asks for nothing.
-_ANY = -(1 << 63)
-
-
 class CardPolicy(Protocol):
     """What the tables need to know of a policy."""
 
@@ -167,9 +162,8 @@ class ClassTables:
         self.pod_class = pod_class
         self.needs = tuple(NeedTables(need, columns, valuation, policy) for need in pod_class.needs)
         #: The least CPU and memory a node must have free, and that it is there; a pod that asks for none fits anyway.
-        self.node_needs = np.array([[pod_class.cpu or _ANY], [pod_class.ram or _ANY], [1]])
-        #: The least that each fact of a node must be: where one is less, the class does not fit.
-        self.least = self._least_facts()
+        least = np.iinfo(np.int64).min
+        self.node_needs = np.array([[pod_class.cpu or least], [pod_class.ram or least], [1]])
         self.models = columns.models
         models = allowed_models(pod_class, columns) & columns.present
         #: Sets of models that other pods are confined to and this one is not.
@@ -185,23 +179,6 @@ class ClassTables:
             ],
             np.float64,
         )
-
-    def _least_facts(self) -> IntArray:
-        """By column of `Columns.node`. Containers that may go apart need less of a card than all of them together."""
-        least = np.full(NODE_FACTS, _ANY)
-        least[:3] = self.node_needs[:, 0]
-        if not self.pod_class.splittable:
-            least[3] = self.pod_class.whole
-            shares = [tables.need.share for tables in self.needs]
-            least[6:] = [
-                max((amount for amount in amounts if amount), default=_ANY)
-                for amounts in (
-                    [share.memory_mib for share in shares],
-                    [share.compute for share in shares],
-                    [share.clients for share in shares],
-                )
-            ]
-        return least
 
 
 class Trial:

@@ -17,7 +17,6 @@ class Stranding:
 
     def plain(self, tables: ClassTables, valuation: Valuation) -> OneScore:
         def score(node: PlainNode, worth_after: float, cpu_after: int) -> float:
-            before: float = valuation.stranded.item(node.row)
-            return valuation.stranding_at(worth_after, cpu_after) - before
+            return valuation.stranding_at(worth_after, cpu_after) - valuation.stranded_at[node.row]
 
         return score

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from shoal.placement.books.columns import SHARES, Columns, FloatArray, IntArray, Rows
+from shoal.placement.books.columns import SHARES, Columns, FloatArray, IntArray, Rows, one_by_one
 from shoal.placement.weights import CPU_NEED, CPU_SPREAD, NEGLIGIBLE
 from shoal.placement.worth.demand import NO_DEMAND, Demand, ModelSet
 from shoal.placement.worth.normal import cdf, loss, loss_at
@@ -51,8 +51,9 @@ class Valuation:
         self.code_worth = np.tile(self.demand.worth.worth, len(columns.kinds))
         self.code_worth[:SHARES] = 0.0
         self._block_list = list(zip(blocks.gpus.tolist(), blocks.cpu.tolist(), blocks.models, strict=True))
-        self.worth = np.zeros(size)
-        self.stranded = np.zeros(size)
+        self._code_worth_at = one_by_one(self.code_worth)
+        self.worth, self.stranded = np.zeros(size), np.zeros(size)
+        self.worth_at, self.stranded_at = one_by_one(self.worth), one_by_one(self.stranded)
         #: Per node the model it is counted under, and its usable worth.
         self._usable: list[tuple[int, int]] = [(0, 0)] * size
         self._model_usable = [0] * len(columns.models)
@@ -100,8 +101,8 @@ class Valuation:
         return False
 
     def _update(self, rows: Rows) -> None:
-        cpu, _, _, whole, model, *_ = self._columns.node.take(rows, axis=0).T
-        worth = np.add.reduce(self.code_worth.take(self._columns.code.take(rows, axis=0)), axis=1)
+        cpu, _, _, whole, model, _ = self._columns.node.take(rows, axis=0).T
+        worth = _sum_of_each(self.code_worth.take(self._columns.code.take(rows, axis=0)))
         stranded = self.stranding(worth, cpu)
         usable = ((worth - stranded) / _UNIT).astype(np.int64)
         self.worth[rows] = worth
@@ -126,13 +127,15 @@ class Valuation:
 
     def _update_one(self, row: int) -> None:
         """`_update` for one node, number by number and in the same order."""
-        cpu, _, _, whole, model, *_ = self._columns.node[row].tolist()
-        worth = float(np.add.reduce(self.code_worth.take(self._columns.code[row])))
-        stranded = self.stranding_at(worth, cpu)
-        self.worth[row] = worth
-        self.stranded[row] = stranded
-        self._count(row, model, int((worth - stranded) / _UNIT))
-        held, held_before = self.blocks_of(whole, cpu, model), self._blocks[row]
+        node = self._columns.plain[row]
+        worth = stranded = 0.0
+        if node.cards:
+            worth = _sum([self._code_worth_at[code] for code in node.codes])
+            stranded = self.stranding_at(worth, node.cpu_free)
+        self.worth_at[row] = worth
+        self.stranded_at[row] = stranded
+        self._count(row, node.model, int((worth - stranded) / _UNIT))
+        held, held_before = self.blocks_of(node.whole, node.cpu_free, node.model), self._blocks[row]
         if held is not held_before:
             for i, (now, before) in enumerate(zip(held, held_before, strict=True)):
                 self._block_sum[i] += now - before
@@ -196,8 +199,8 @@ class Valuation:
         held = self._blocks[row]
         if held is self._no_blocks:
             return True
-        cpu, _, _, whole, model, *_ = self._columns.node[row].tolist()
-        return self.blocks_of(whole - untouched_used, cpu - cpu_used, model) == held
+        node = self._columns.plain[row]
+        return self.blocks_of(node.whole - untouched_used, node.cpu_free - cpu_used, node.model) == held
 
     def confining(self, models: ModelSet) -> list[int]:
         """The watched sets that pods are confined to and that do not cover all of these models."""
@@ -230,3 +233,20 @@ class Valuation:
         pressure = cdf(missing)
         pressure *= pressure > NEGLIGIBLE
         return pressure
+
+
+def _sum(worths: list[float]) -> float:
+    """The sum by pairs, then pairs of pairs: in an order of its own, so that it is the same alone as among many."""
+    while len(worths) > 1:
+        odd = worths[-1:] if len(worths) % 2 else []
+        worths = [one + other for one, other in zip(worths[::2], worths[1::2], strict=False)] + odd
+    return worths[0]
+
+
+def _sum_of_each(worths: FloatArray) -> FloatArray:
+    """`_sum` of each row."""
+    while worths.shape[1] > 1:
+        if worths.shape[1] % 2:
+            worths = np.pad(worths, ((0, 0), (0, 1)))
+        worths = worths[:, ::2] + worths[:, 1::2]
+    return worths[:, 0]
