@@ -12,12 +12,12 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-kube kube lint format proto bench bench-placement lock clean
+.PHONY: chaos help demo test test-kube kube lint format proto bench bench-placement lock clean
 
 help: ## Show this list
 	@awk -F ': ## ' '/^[a-z-]+: ## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: ## Watch Shoal place pods on a small cluster of made-up cards
+demo: ## Run the examples on a cluster with simulated GPUs
 demo: .venv/.installed
 	@.venv/bin/shoal demo $(ARGS)
 
@@ -29,6 +29,10 @@ test: .venv/.installed
 test-kube: ## Run the suites that need a real Kubernetes, built first if need be (KUBE_VERSION=1.32.2 for another)
 test-kube: kube
 	@$(PY) -m pytest -m kube $(ARGS)
+
+chaos: ## Run 2,000 pods on a real API server while schedulers are killed and connections break (5 minutes)
+chaos: kube
+	@SHOAL_CHAOS_PODS=$${SHOAL_CHAOS_PODS:-2000} $(PY) -m pytest -m kube tests/scheduler/test_chaos_kube.py $(ARGS)
 
 kube: ## Have the programs of a real Kubernetes in the cache (the first time: 15 minutes with Go)
 kube: .venv/.installed
