@@ -32,6 +32,8 @@ from shoal.scheduler import app as scheduler
 from shoal.scheduler.config import Config as SchedulerConfig
 from shoal.scheduler.config import Election
 
+#: gRPC's own log tells of every connection that ends; set before its first use.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 #: On one machine nobody but its users should reach the cluster.
 _LOOPBACK: Final = "127.0.0.1"
 
