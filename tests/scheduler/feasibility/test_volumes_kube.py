@@ -71,6 +71,12 @@ async def test_waiting_claims_get_what_was_decided(
         await asyncio.sleep(0.1)
         found = await client.get(VOLUMES, disk["metadata"]["name"])
 
+    # A new node is tainted until the controllers have seen that it is ready.
+    home = await client.get(NODES, second)
+    while home.spec.taints:
+        await asyncio.sleep(0.1)
+        home = await client.get(NODES, second)
+
     cluster, rows = await read(client)
     feasibility = Feasibility(cluster)
     assert [rows[row] for row in feasibility.verdict(pod).allowed.nonzero()[0]] == [second]
