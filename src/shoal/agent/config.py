@@ -1,14 +1,11 @@
-"""Settings of the agent: a YAML file, then flags, which win. Every value is checked before anything starts."""
+"""Settings of the agent. Every value is checked when they are made."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
-import yaml
 
 from shoal.agent.errors import ConfigError
 from shoal.agent.health.rules import Rules, rules
@@ -16,7 +13,6 @@ from shoal.agent.limits.tiers import Wanted
 from shoal.model.contract import gpushare, keti, nvidia
 from shoal.model.contract.gpushare import MemoryUnit
 
-_MAX_FILE: Final = 1 << 20
 #: The families of resources that can be served.
 FAMILIES: Final = (gpushare.RESOURCE_MEMORY, keti.RESOURCE_MPS, nvidia.RESOURCE_GPU)
 AUTO: Final = "auto"
@@ -94,29 +90,3 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
         return rules(
             disable=self.disable_health_checks, enable=self.enable_health_checks, hold=float(self.recovery_seconds)
         )
-
-
-def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
-    """The settings of a file, or the defaults, with what the command line says instead."""
-    document: object = {} if path is None else _read(path)
-    if not isinstance(document, dict):
-        raise ConfigError(f"{path} holds a {type(document).__name__}: write settings as key: value")
-    where = "the settings" if path is None else str(path)
-    try:
-        return msgspec.convert({**document, **overrides}, Config, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {error}: see `shoal agent --help` for what each setting takes") from error
-
-
-def _read(path: Path) -> object:
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_FILE + 1)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}: give the path of the settings file") from error
-    if len(text) > _MAX_FILE:
-        raise ConfigError(f"{path} has more than {_MAX_FILE} bytes: is it the settings file?")
-    try:
-        return yaml.safe_load(text) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no YAML: {error}") from error

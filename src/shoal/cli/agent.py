@@ -9,14 +9,11 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from shoal.cli import settings
 from shoal.model.contract import gpushare, nvidia
-
-if TYPE_CHECKING:
-    from shoal.agent.config import Config
 
 _FOLDER = click.Path(path_type=Path)
 _LOOK_SECONDS = 5.0
@@ -27,7 +24,7 @@ _LOOK_SECONDS = 5.0
 @click.option("--kubeconfig", type=_FOLDER, metavar="FILE", help="How to reach the cluster.")
 @click.option("--context", default="", metavar="NAME", help="The context of the kubeconfig to use.")
 @click.option("--node-name", envvar=gpushare.ENV_NODE_NAME, metavar="NAME", help="The node this runs on.")
-@click.option("--memory-unit", type=click.Choice(list(gpushare.MemoryUnit)), help="What 1 of aliyun.com/gpu-mem means.")
+@settings.memory_unit()
 @click.option("--mps-clients", type=int, metavar="N", help="Clients of keti.com/mpsgpu per card.")
 @click.option("--counting", type=click.Choice(["auto", "devices", "node-status"]), help="How memory is counted.")
 @click.option(
@@ -58,14 +55,7 @@ _LOOK_SECONDS = 5.0
 @click.option("--dev", type=_FOLDER, metavar="DIR", help="Where the host's device nodes are seen.")
 @click.option("--host-dev", type=_FOLDER, metavar="DIR", help="Where they are on the host; /dev unless given.")
 @click.option("--cleanup", is_flag=True, help="Remove all that the agent has left on the node, and end.")
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warn", "error"], case_sensitive=False),
-    envvar=gpushare.ENV_LOG_LEVEL,
-    default="info",
-    show_default=True,
-    help="How much is said.",
-)
+@settings.log_level
 def agent(
     path: Path | None,
     kubeconfig: Path | None,
@@ -88,18 +78,17 @@ def agent(
       shoal agent --node-name gpu-1 --cleanup            before the node is given to another stack
     """
     from shoal.agent import app
-    from shoal.agent.config import load
-    from shoal.agent.errors import ConfigError
+    from shoal.agent.config import Config
     from shoal.agent.paths import HostPaths
     from shoal.gpu.nvml import open_nvml
     from shoal.kube.access.load import load_access
     from shoal.kube.errors import KubeError
 
-    logging.basicConfig(
-        level={"warn": logging.WARNING}.get(log_level.lower(), log_level.upper()),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    overrides = {_camel(name): value for name, value in flags.items() if value is not None}
+    settings.log_at(log_level)
+
+    def load() -> Config:
+        return settings.load(Config, path, flags, command="agent")
+
     places = {
         "device_plugins": device_plugins,
         "pod_resources": pod_resources,
@@ -109,24 +98,24 @@ def agent(
     }
     paths = HostPaths(**{name: place for name, place in places.items() if place is not None})  # type: ignore[arg-type]
     try:
-        settings = load(path, overrides)
+        config = load()
         access = load_access(environ=os.environ, home=Path.home(), kubeconfig=kubeconfig, context=context)
         if cleanup:
-            asyncio.run(app.cleanup(settings, access, paths, open_nvml, environment=os.environ))
+            asyncio.run(app.cleanup(config, access, paths, open_nvml, environment=os.environ))
             return
-    except (ConfigError, KubeError) as error:
+    except (settings.SettingsError, KubeError) as error:
         raise click.ClickException(str(error)) from error
 
     async def until_told() -> None:
         reloads: asyncio.Queue[Config] = asyncio.Queue()
 
-        latest = settings
+        latest = config
 
         def reload(*, forced: bool) -> None:
             nonlocal latest
             try:
-                fresh = load(path, overrides)
-            except ConfigError as error:
+                fresh = load()
+            except settings.SettingsError as error:
                 logging.getLogger(__name__).error("the settings stay as they are: %s", error)
                 return
             if forced or fresh != latest:
@@ -135,7 +124,7 @@ def agent(
 
         task = asyncio.ensure_future(
             app.run(
-                settings,
+                config,
                 access,
                 open_nvml,
                 paths,
@@ -172,8 +161,3 @@ def _stamp(path: Path | None) -> tuple[int, int] | None:
     except OSError:
         return None  # on its way: the next look sees it
     return None if status is None else (status.st_ino, status.st_mtime_ns)
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import socket
 from pathlib import Path
 
 import click
+import msgspec
 
+from shoal.cli import settings
 from shoal.model.contract import gpushare
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.title() for word in rest)
 
 
 @click.command(short_help="Run the scheduler: extender and gpu-scheduler.")
@@ -26,11 +22,7 @@ def _camel(name: str) -> str:
 @click.option("--context", default="", metavar="NAME", help="The context of the kubeconfig to use.")
 @click.option("--host", help="Where the extender, health and metrics answer.")
 @click.option("--port", type=int, envvar=gpushare.ENV_PORT, help="Their port; 0 takes a free one.")
-@click.option(
-    "--memory-unit",
-    type=click.Choice([unit.value for unit in gpushare.MemoryUnit]),
-    help="What 1 of aliyun.com/gpu-mem means.",
-)
+@settings.memory_unit()
 @click.option("--policy", help="How nodes and cards are chosen.")
 @click.option(
     "--scheduler-name",
@@ -40,14 +32,7 @@ def _camel(name: str) -> str:
 )
 @click.option("--cluster-name", help="What this cluster is called, for pods that ask for one by name.")
 @click.option("--leader-elect/--no-leader-elect", default=None, help="Whether replicas agree on one that decides.")
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warn", "error"], case_sensitive=False),
-    envvar=gpushare.ENV_LOG_LEVEL,
-    default="info",
-    show_default=True,
-    help="How much is said.",
-)
+@settings.log_level
 def scheduler(
     path: Path | None,
     kubeconfig: Path | None,
@@ -67,22 +52,22 @@ def scheduler(
     from shoal.kube.access.load import load_access
     from shoal.kube.errors import KubeError, LeadershipLostError
     from shoal.scheduler.app import run
-    from shoal.scheduler.config import ConfigError, load
+    from shoal.scheduler.config import Config
 
-    logging.basicConfig(
-        level={"warn": logging.WARNING}.get(log_level.lower(), log_level.upper()),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    overrides = {_camel(name): value for name, value in flags.items() if value not in (None, ())}
+    settings.log_at(log_level)
     try:
-        settings = load(path, overrides, leader_elect=leader_elect)
+        config = settings.load(Config, path, flags, command="scheduler")
         access = load_access(environ=os.environ, home=Path.home(), kubeconfig=kubeconfig, context=context)
-    except (ConfigError, KubeError) as error:
+    except (settings.SettingsError, KubeError) as error:
         raise click.ClickException(str(error)) from error
+    if leader_elect is not None:
+        config = msgspec.structs.replace(
+            config, election=msgspec.structs.replace(config.election, enabled=leader_elect)
+        )
 
     async def until_told() -> None:
         task = asyncio.ensure_future(
-            run(settings, access, identity=socket.gethostname(), serving=lambda port: click.echo(f"serving on {port}"))
+            run(config, access, identity=socket.gethostname(), serving=lambda port: click.echo(f"serving on {port}"))
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from shoal.cli import settings
 from shoal.model.contract.gpushare import MemoryUnit
 
 if TYPE_CHECKING:
@@ -30,13 +31,7 @@ if TYPE_CHECKING:
     help="Groups of nodes in YAML instead: mixed cards, labels, taints, NVLink, broken cards.",
 )
 @click.option("--clusters", type=click.IntRange(1, 16), default=1, show_default=True, help="How many such clusters.")
-@click.option(
-    "--memory-unit",
-    type=click.Choice([unit.value for unit in MemoryUnit]),
-    default=MemoryUnit.GIB.value,
-    show_default=True,
-    help="What 1 of aliyun.com/gpu-mem means.",
-)
+@settings.memory_unit(MemoryUnit.GIB.value)
 @click.option("--policy", default="fragmentation", show_default=True, help="How nodes and cards are chosen.")
 @click.option("--directory", type=click.Path(path_type=Path), metavar="DIR", help="Where the kubeconfigs go.")
 @click.option("--verbose", is_flag=True, help="Say what happens inside.")

@@ -1,13 +1,11 @@
-"""Settings of the scheduler: a YAML file, then flags, which win. Every value is checked before anything starts."""
+"""Settings of the scheduler. Every value is checked when they are made."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
-import yaml
 
 from shoal.model.contract import gpushare, keti
 from shoal.model.contract.gpushare import MemoryUnit
@@ -16,12 +14,6 @@ from shoal.placement.policies import POLICIES
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
-
-_MAX_FILE: Final = 1 << 20
-
-
-class ConfigError(Exception):
-    """A setting that cannot be used; the message names it and the fix."""
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -60,42 +52,12 @@ class Config(_Section, frozen=True, kw_only=True):
     #: Where KETI's policy ConfigMap counts, the first before the others. Who may write one there decides for all.
     policy_namespaces: tuple[_Name, ...] = (keti.NAMESPACE, gpushare.EXTENDER_NAMESPACE)
     election: Election = Election()
-    #: How long a gang may be incomplete before its pods are told.
-    gang_seconds: _Seconds = 300.0
     #: Bindings on their way at one time.
     binds: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 64
     #: Events written per second; the others wait, and are dropped when too many do.
     events_per_second: _Seconds = 50.0
 
     def __post_init__(self) -> None:
+        """Refuse what no type can tell."""
         if self.policy not in POLICIES:
             raise ValueError(f"no policy {self.policy!r}: choose one of {', '.join(sorted(POLICIES))}")
-
-
-def load(path: Path | None, overrides: Mapping[str, object], *, leader_elect: bool | None = None) -> Config:
-    """The settings of a file, or the defaults, with what the command line says instead."""
-    document: object = {} if path is None else _read(path)
-    if not isinstance(document, dict):
-        raise ConfigError(f"{path} holds a {type(document).__name__}: write settings as key: value")
-    merged = {**document, **overrides}
-    where = "the settings" if path is None else str(path)
-    try:
-        config = msgspec.convert(merged, Config, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {error}: see `shoal scheduler --help` for what each setting takes") from error
-    if leader_elect is None:
-        return config
-    return msgspec.structs.replace(config, election=msgspec.structs.replace(config.election, enabled=leader_elect))
-
-
-def _read(path: Path) -> object:
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}: give the path of the settings file") from error
-    if len(text) > _MAX_FILE:
-        raise ConfigError(f"{path} has {len(text)} bytes, more than {_MAX_FILE}: is it the settings file?")
-    try:
-        return yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is no YAML: {error}") from error

@@ -1,0 +1,65 @@
+"""Settings of the services: file, flags, and what is said of those that cannot be used."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from shoal.agent.config import Config as AgentConfig
+from shoal.cli.main import main
+from shoal.cli.settings import SettingsError, load
+from shoal.model.contract.gpushare import MemoryUnit
+from shoal.scheduler.config import Config as SchedulerConfig
+
+
+def scheduler(tmp_path: Path, text: str, **flags: Any) -> SchedulerConfig:
+    path = tmp_path / "settings.yaml"
+    path.write_bytes(text.encode("latin-1"))
+    return load(SchedulerConfig, path, flags, command="scheduler")
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    config = scheduler(
+        tmp_path, "memoryUnit: MiB\nport: 1\nelection: {enabled: false}", port=2, policy=None, scheduler_names=()
+    )
+    assert (config.memory_unit, config.port, config.election.enabled) == (MemoryUnit.MIB, 2, False)
+    assert (config.policy, config.scheduler_names) == ("fragmentation", ("gpu-scheduler",))
+
+
+def test_without_a_file_the_flags_are_all() -> None:
+    config = load(AgentConfig, None, {"node_name": "n1", "mps_clients": 4}, command="agent")
+    assert (config.node_name, config.mps_clients) == ("n1", 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[1]", "write settings as key: value"),
+        ("{", "is no YAML"),
+        ("\xff", "is no YAML"),
+        ("polcy: binpack", "polcy"),
+        ("port: 70000", "port"),
+        ("memoryUnit: KiB", "memoryUnit"),
+        ("policy: best", "no policy 'best': choose one of"),
+        ("#" * (1 << 20) + "\n", "is it the settings file?"),
+    ],
+)
+def test_what_cannot_be_used_is_named(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=str(tmp_path)) as told:
+        scheduler(tmp_path, text)
+    assert words in str(told.value)
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(SettingsError, match="/nowhere cannot be read: No such file"):
+        load(SchedulerConfig, Path("/nowhere"), {}, command="scheduler")
+
+
+@pytest.mark.parametrize("command", ["agent", "scheduler", "up"])
+def test_the_unit_is_written_as_everywhere(command: str) -> None:
+    """A wrong one is refused with the right ones; a right one gets as far as the next mistake."""
+    refused = CliRunner().invoke(main, [command, "--memory-unit", "KiB"])
+    assert "'GiB', 'MiB'" in refused.output
+    accepted = CliRunner().invoke(main, [command, "--memory-unit", "MiB", "--no-such-flag"])
+    assert "No such option" in accepted.output
