@@ -157,7 +157,6 @@ class History(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(self.open)))
         node, annotations = self.open.pop(uid)
         if accepted:
-            self.told.books.settle(uid)
             self.pods[uid] = bound(self.pods[uid], node, annotations)
             self.told.see(self.pods[uid])
         else:

@@ -95,8 +95,6 @@ class Binder:
         except ApiError as error:
             self._books.cancel(uid)
             raise BindError(error.message or str(error)) from error
-        else:
-            self._books.settle(uid)
 
     async def _write(self, pod: Pod, node: str, annotations: Mapping[str, str]) -> None:
         """Send the Binding until there is an answer."""

@@ -2,7 +2,7 @@
 
 Nodes become inventories, bound pods bookings, in the engine's ledger and in the arrays the filters read. Both are
 written here and nowhere else, and always together. What the watch shows wins over what was assumed; an assumption whose
-outcome is open stays booked until it is settled.
+outcome is open stays booked until it is known.
 
 No I/O: the watch calls `on_node`, `on_pod` and `on_config_map`; what somebody should hear goes through `report`.
 """
@@ -88,8 +88,6 @@ class Books:
         self._pods: dict[str, Pod] = {}
         self._nodes: dict[str, Node] = {}
         self._seen: dict[str, _Seen] = {}
-        #: Pods decided here whose Binding is not settled.
-        self._open: set[str] = set()
         #: The words in which decisions of here are written, until the watch shows them.
         self._written: dict[str, tuple[str | None, ...]] = {}
         self._sick: dict[str, frozenset[int]] = {}
@@ -116,8 +114,7 @@ class Books:
 
     def row(self, node: str) -> int | None:
         """The node's row in the arrays."""
-        books = self.engine.ledger.node(node)
-        return None if books is None else books.row
+        return self.engine.ledger.row_of(node)
 
     def lowest_priority(self) -> int:
         """That of the least important pod that holds anything."""
@@ -132,7 +129,7 @@ class Books:
     def place(
         self, pod: Pod, *, among: BoolArray | None = None, favour: FloatArray | None = None, node: str | None = None
     ) -> Allocation | None:
-        """Decide and book; None when the pod fits nowhere. The booking stays open until it is settled or cancelled."""
+        """Decide and book; None when the pod fits nowhere. Assumed until the watch shows it, or it is cancelled."""
         uid = pod.metadata.uid
         held = self.engine.ledger.booking(uid)
         if held is not None:
@@ -147,7 +144,6 @@ class Books:
             favour=None if favour is None else _of_length(favour, rows),
         )
         if allocation is not None:
-            self._open.add(uid)
             self._pods.setdefault(uid, pod)
             self._add_to_filters(pod, allocation.node)
         return allocation
@@ -156,13 +152,8 @@ class Books:
         """The booked decision is about to be written in these words: when the watch shows them, it is as booked."""
         self._written[uid] = decision_in(annotations)
 
-    def settle(self, uid: str) -> None:
-        """The Binding was accepted: the watch will show it."""
-        self._open.discard(uid)
-
     def cancel(self, uid: str, *, quietly: bool = False) -> None:
         """The decision is void: what the watch showed last is true. Quietly: it was never more than a try."""
-        self._open.discard(uid)
         self._written.pop(uid, None)
         pod = self._pods.get(uid)
         if pod is not None and pod.spec.node_name:
@@ -182,14 +173,12 @@ class Books:
         pod = change.object
         uid = pod.metadata.uid
         if change.kind is Kind.DELETED or pod.status.phase in _FINISHED:
-            self._open.discard(uid)
             self._written.pop(uid, None)
             if self._pods.pop(uid, None) is not None or self.engine.ledger.booking(uid) is not None:
                 self._leave(uid, self.engine.remove)
             return
         self._pods[uid] = pod
         if pod.spec.node_name:
-            self._open.discard(uid)
             self._hold(pod)
 
     def on_node(self, change: Change[Node]) -> None:

@@ -240,7 +240,6 @@ class Loop:
             self._start_binding(waiting, pod, allocation)
 
     def _place(self, waiting: Waiting, pod: Pod) -> tuple[Verdict, Allocation | None]:
-        self._books.wait(pod)
         verdict = self._feasibility.verdict(pod)
         among = self._clearing.keep_clear(verdict.allowed, waiting.priority)
         return verdict, self._books.place(pod, among=among, favour=verdict.favour)

@@ -22,7 +22,7 @@ from shoal.placement.books.columns import BoolArray
 from shoal.placement.books.ledger import Ledger, NodeBooks
 from shoal.placement.classes import PodClass
 from shoal.placement.policy import CARD_FIT
-from shoal.scheduler.feasibility.feasibility import Refused, Verdict
+from shoal.scheduler.feasibility.feasibility import Verdict
 from shoal.scheduler.queue import Wake
 
 #: Nodes that are told card by card, and cards of each.
@@ -70,9 +70,9 @@ def diagnose(ledger: Ledger, pod_class: PodClass, verdict: Verdict) -> Diagnosis
     helps = Wake.NODE_ADDED | Wake.POLICY
     candidates = allowed.copy()
     for refused in verdict.refusals:
-        hit = _count(refused, rows)
+        hit = int(np.count_nonzero(refused.rows[:rows]))
+        _add(counts, refused.reason, hit)
         if hit:
-            counts[refused.reason] = counts.get(refused.reason, 0) + hit
             helps |= _HELPS.get(refused.filter, ~Wake(0))
             if refused.resolvable:
                 candidates |= refused.rows[:rows] & alive
@@ -90,10 +90,6 @@ def diagnose(ledger: Ledger, pod_class: PodClass, verdict: Verdict) -> Diagnosis
     if counts:
         message += ": " + ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
     return Diagnosis(_sentences(message, detail), helps, candidates)
-
-
-def _count(refused: Refused, rows: int) -> int:
-    return int(np.count_nonzero(refused.rows[:rows]))
 
 
 def _add(counts: dict[str, int], reason: str, nodes: int) -> None:
