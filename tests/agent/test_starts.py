@@ -1,4 +1,4 @@
-"""The pure parts of a start: kubelet's record, names, edits, matching without CDI, strategies, settings."""
+"""The pure parts of a start: kubelet's record, names, edits, matching without CDI, strategies."""
 
 import base64
 import json
@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent import runtimes
-from shoal.agent.config import load
-from shoal.agent.errors import ConfigError, IdentityError
+from shoal.agent.errors import IdentityError
 from shoal.agent.paths import HostPaths
 from shoal.agent.starts import matching
 from shoal.agent.starts.checkpoint import Checkpoint, Record, decode, holders
@@ -224,7 +223,7 @@ def test_answers_in_any_order_use_every_offer_once(offers: list[Offer], rng) -> 
     assert matching.still_open(offers, given) == []
 
 
-# Strategies and settings
+# Strategies
 
 
 @pytest.mark.parametrize(("kubelet", "runtime", "strategy"), STRATEGIES)
@@ -232,31 +231,3 @@ def test_strategies(kubelet: str, runtime: str, strategy: str):
     chosen = runtimes.choose(kubelet, runtime)
     assert chosen.strategy == strategy
     assert chosen.why
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({}, "nodeName"),
-        ({"nodeName": "N!"}, "nodeName"),
-        ({"nodeName": "n", "colour": "red"}, "colour"),
-        ({"nodeName": "n", "memoryUnit": "KiB"}, "memoryUnit"),
-        ({"nodeName": "n", "mpsClients": 49}, "mpsClients"),
-        ({"nodeName": "n", "resources": ["cpu"]}, "resource 'cpu' is not served"),
-        ({"nodeName": "n", "deviceListStrategy": "smoke"}, "choose one of auto, envvar"),
-    ],
-)
-def test_settings_that_cannot_be_used(tmp_path: Path, settings: dict, words: str):
-    path = tmp_path / "agent.yaml"
-    path.write_text(yaml.safe_dump(settings))
-    with pytest.raises(ConfigError) as refused:
-        load(path, {})
-    assert words in str(refused.value)
-    assert str(path) in str(refused.value)
-
-
-def test_flags_win_over_the_file(tmp_path: Path):
-    path = tmp_path / "agent.yaml"
-    path.write_text("nodeName: from-file\nmemoryUnit: MiB\n")
-    found = load(path, {"nodeName": "from-flag"})
-    assert (found.node_name, found.memory_unit) == ("from-flag", MemoryUnit.MIB)

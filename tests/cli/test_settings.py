@@ -51,6 +51,25 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, text: str, words: str) -> 
     assert words in str(told.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "nodeName"),
+        ("nodeName: N!", "nodeName"),
+        ("{nodeName: n, colour: red}", "colour"),
+        ("{nodeName: n, mpsClients: 49}", "mpsClients"),
+        ("{nodeName: n, resources: [cpu]}", "resource 'cpu' is not served"),
+        ("{nodeName: n, deviceListStrategy: smoke}", "choose one of auto, envvar"),
+    ],
+)
+def test_what_the_agent_cannot_use_is_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=str(path)) as told:
+        load(AgentConfig, path, {}, command="agent")
+    assert words in str(told.value)
+
+
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(SettingsError, match="/nowhere cannot be read: No such file"):
         load(SchedulerConfig, Path("/nowhere"), {}, command="scheduler")

@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from shoal import __version__
+from shoal.cli.settings import load
 from shoal.model.contract import gpushare, keti, shoal
-from shoal.scheduler import config
+from shoal.scheduler.config import Config
 from shoal.scheduler.kube_scheduler import Mode, configuration
 from tests.testbed.apiserver import ApiServer
 
@@ -38,7 +39,7 @@ def test_the_settings_can_be_read(tmp_path: Path) -> None:
     ):
         path = tmp_path / "scheduler.yaml"
         path.write_text(text)
-        settings = config.load(path, {})
+        settings = load(Config, path, {}, command="scheduler")
         assert (settings.port, settings.scheduler_names) == (gpushare.PORT_MANIFEST, names)
         assert settings.election.enabled
 

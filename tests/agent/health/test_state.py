@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.config import load
+from shoal.agent.config import Config
 from shoal.agent.errors import ConfigError
 from shoal.agent.health import memory
 from shoal.agent.health.rules import RESET_XIDS, Rules, rules
@@ -223,8 +223,8 @@ def test_lists_that_cannot_be_read(text: str) -> None:
 
 
 def test_settings_refuse_what_is_no_check() -> None:
-    with pytest.raises(ConfigError, match="'gpu' in the list of what is disabled is no health check"):
-        load(None, {"nodeName": "n", "disableHealthChecks": "gpu"})
+    with pytest.raises(ValueError, match="'gpu' in the list of what is disabled is no health check"):
+        Config(node_name="n", disable_health_checks="gpu")
 
 
 def test_resets_are_not_asked_for_what_is_ignored() -> None:

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from shoal import __version__
-from shoal.agent.config import load
+from shoal.agent.config import Config
+from shoal.cli import settings
 from shoal.kubelet import constants
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 from tests.agent.lab import memory_pod
@@ -38,7 +39,8 @@ def one(kind: str) -> dict[str, Any]:
 def test_settings_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "agent.yaml"
     path.write_text(one("ConfigMap")["data"]["agent.yaml"])
-    assert load(path, {"nodeName": "n"}) == load(None, {"nodeName": "n"}), "they are the defaults, written out"
+    written = settings.load(Config, path, {"node_name": "n"}, command="agent")
+    assert written == Config(node_name="n"), "they are the defaults, written out"
 
 
 def test_names_paths_and_ports_are_those_of_the_code() -> None:
@@ -52,7 +54,7 @@ def test_names_paths_and_ports_are_those_of_the_code() -> None:
     assert agent["env"][0]["name"] == gpushare.ENV_NODE_NAME
     assert agent["livenessProbe"]["httpGet"]["path"] == shoal.PATH_HEALTH
     assert agent["readinessProbe"]["httpGet"]["path"] == shoal.PATH_READY
-    assert agent["ports"][0]["containerPort"] == load(None, {"nodeName": "n"}).port
+    assert agent["ports"][0]["containerPort"] == Config(node_name="n").port
     assert not agent["securityContext"].get("privileged")
     hosts = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
     mounts = {mount["name"]: mount["mountPath"] for mount in agent["volumeMounts"]}

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from shoal.agent import app
-from shoal.agent.config import Config, load
+from shoal.agent.config import Config
 from shoal.agent.paths import HostPaths
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.protocol import Nvml
@@ -37,7 +37,7 @@ class InProcess:
         self._settings = {"host": "127.0.0.1", "port": 0}
         self._paths = paths_of(node)
         access = load_kubeconfig([server.api.kubeconfig()], environ={}, explicit=True)
-        self._task = self._loop.run(self._start(load(None, {**self._settings, **settings}), access, nvml))
+        self._task = self._loop.run(self._start(self._config(settings), access, nvml))
 
     async def _start(self, config: Config, access, nvml) -> asyncio.Task[None]:
         serving = asyncio.Event()
@@ -63,8 +63,11 @@ class InProcess:
         (result,) = await asyncio.gather(self._task, return_exceptions=True)
         assert isinstance(result, asyncio.CancelledError), result
 
+    def _config(self, settings: Mapping[str, object]) -> Config:
+        return msgspec.convert({**self._settings, **settings}, Config)
+
     def reload(self, **settings: object) -> None:
-        self._loop.run(self._reloads.put(load(None, {**self._settings, **settings})))
+        self._loop.run(self._reloads.put(self._config(settings)))
 
 
 def paths_of(node: SimulatedNode) -> HostPaths:
