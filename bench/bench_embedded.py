@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import bench.results as results
-from shoal.cli.cluster import Cluster, Plan
+from shoal.cli.embedded.cluster import Cluster, Plan
 from shoal.embedded.nodes.cluster import few
 from shoal.kube.client import Client
 from shoal.kube.resources import PODS

@@ -31,7 +31,7 @@ from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.binder import Binder
-from shoal.scheduler.books import Books
+from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender.inspect import inspect
 from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.extender.verbs import Verbs

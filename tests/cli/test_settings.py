@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from shoal.agent.config import Config as AgentConfig
 from shoal.cli.main import main
-from shoal.cli.settings import SettingsError, load
+from shoal.cli.services.settings import SettingsError, load
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.scheduler.config import Config as SchedulerConfig
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from shoal import __version__
-from shoal.cli.settings import load
+from shoal.cli.services.settings import load
 from shoal.model.contract import gpushare, keti, shoal
 from shoal.scheduler.config import Config
 from shoal.scheduler.kube_scheduler import Mode, configuration

@@ -22,7 +22,7 @@ from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.binder import Binder, BindError
-from shoal.scheduler.books import Books
+from shoal.scheduler.books.books import Books
 from shoal.scheduler.feasibility.cluster import Cluster
 from tests.kube.relay import Relay
 from tests.kube.waiting import until

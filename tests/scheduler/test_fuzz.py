@@ -19,7 +19,7 @@ from shoal.model.errors import RequestError
 from shoal.placement.errors import PolicyError
 from shoal.scheduler.extender.wire import WireError
 from shoal.scheduler.feasibility.feasibility import Feasibility
-from shoal.scheduler.words import diagnose
+from shoal.scheduler.telling.words import diagnose
 from tests.scheduler.extender import requests
 from tests.scheduler.extender.scene import Scene
 from tests.testbed.fake_nodes import node as node_object

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shoal.model.contract.groups import PodGroup
-from shoal.scheduler.gangs import Gang, Gangs
+from shoal.scheduler.queue.gangs import Gang, Gangs
 
 TRAIN = ("team", "train")
 

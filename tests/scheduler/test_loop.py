@@ -22,8 +22,8 @@ from shoal.scheduler.claims import Claims
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.loop import Loop
 from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.queue import Place
-from shoal.scheduler.tell import Teller
+from shoal.scheduler.queue.queue import Place
+from shoal.scheduler.telling.tell import Teller
 from tests.kube.waiting import until
 from tests.scheduler.extender.scene import books_of, clearing_of
 from tests.testbed.fake_nodes import node

@@ -16,7 +16,7 @@ from shoal.kube.resources import POD_DISRUPTION_BUDGETS
 from shoal.model.request import Request, Share
 from shoal.placement.books.ledger import Ledger
 from shoal.placement.classes import PodClass
-from shoal.scheduler.preemption import (
+from shoal.scheduler.preemption.search import (
     EngineFit,
     OnNode,
     Plan,

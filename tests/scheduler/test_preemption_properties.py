@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shoal.model.request import Request, Share
 from shoal.placement.classes import PodClass
-from shoal.scheduler.preemption import EngineFit, OnNode, Plan, choose
+from shoal.scheduler.preemption.search import EngineFit, OnNode, Plan, choose
 from tests.placement.clusters import GIB, WHOLE, booking, ledger_of, node, request
 
 CARD = 8 * GIB

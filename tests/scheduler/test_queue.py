@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal.scheduler.queue import SWEEP_AFTER, Place, Queue, Waiting, Wake, backoff
+from shoal.scheduler.queue.queue import SWEEP_AFTER, Place, Queue, Waiting, Wake, backoff
 
 
 def pod(uid: str, **facts: Any) -> Waiting:

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shoal.scheduler.queue import Place, Queue, Waiting, Wake
+from shoal.scheduler.queue.queue import Place, Queue, Waiting, Wake
 
 UIDS = [f"p{number}" for number in range(6)]
 FACES = (Wake.CARDS_FREED, Wake.GANG)

@@ -1,27 +1,45 @@
-"""`shoal`: the command that holds the others. Each lies in a module of its own and is added here."""
+"""`shoal`: the command that holds the others. Each lies in a module of its own, which is loaded when it is used."""
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import Final
 
 import click
 
 from shoal import __version__
-from shoal.cli.agent import agent
-from shoal.cli.config import config
-from shoal.cli.demo import demo
-from shoal.cli.scheduler import scheduler
-from shoal.cli.simulate import simulate
-from shoal.cli.up import up
+
+#: Where each command is, and what the list of commands says of it.
+_COMMANDS: Final = {
+    "agent": ("shoal.cli.services.agent:agent", "Run the node daemon: device plugin, identity, CDI."),
+    "config": ("shoal.cli.config:config", "Print configurations of programs that work with Shoal."),
+    "demo": ("shoal.cli.embedded.demo:demo", "Run the examples on a cluster with simulated GPUs."),
+    "scheduler": ("shoal.cli.services.scheduler:scheduler", "Run the scheduler: extender and gpu-scheduler."),
+    "simulate": ("shoal.cli.simulate.command:simulate", "Compare placement policies on a trace of pods."),
+    "up": ("shoal.cli.embedded.up:up", "Start a cluster with simulated GPUs, in this process."),
+}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Loads a command when it is named, so that the others cost nothing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name][0].partition(":")
+        found = getattr(import_module(module), name)
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="shoal")
 def main() -> None:
     """Share GPUs on Kubernetes: by memory, by compute, by MPS client or whole, on one ledger."""
-
-
-main.add_command(agent)
-main.add_command(config)
-main.add_command(demo)
-main.add_command(scheduler)
-main.add_command(simulate)
-main.add_command(up)

@@ -36,10 +36,9 @@ from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.binder import Binder
-from shoal.scheduler.books import Books
-from shoal.scheduler.budgets import Budgets
+from shoal.scheduler.books.books import Books
+from shoal.scheduler.books.watches import Policies, Volumes
 from shoal.scheduler.claims import Claims
-from shoal.scheduler.clearing import Clearing
 from shoal.scheduler.config import Config
 from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.extender.tls import TlsFiles
@@ -48,9 +47,10 @@ from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.loop import Loop
 from shoal.scheduler.metrics import LedgerSource, Metrics, WatchSource
-from shoal.scheduler.queue import Wake
-from shoal.scheduler.tell import Teller
-from shoal.scheduler.watches import Policies, Volumes
+from shoal.scheduler.preemption.budgets import Budgets
+from shoal.scheduler.preemption.clearing import Clearing
+from shoal.scheduler.queue.queue import Wake
+from shoal.scheduler.telling.tell import Teller
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from shoal.model.allocation import Allocation
 from shoal.model.contract import gpushare, keti, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import NodeGpus
-from shoal.scheduler.books import Books
+from shoal.scheduler.books.books import Books
 
 log = logging.getLogger(__name__)
 

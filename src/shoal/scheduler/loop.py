@@ -20,16 +20,16 @@ from shoal.model.contract.groups import PodGroup, decode_group
 from shoal.model.errors import CodecError, RequestError, shown
 from shoal.placement.errors import PolicyError
 from shoal.scheduler.binder import Binder, BindError
-from shoal.scheduler.books import Books
+from shoal.scheduler.books.books import Books
+from shoal.scheduler.books.requests import placement_key
 from shoal.scheduler.claims import ClaimError, Claims
-from shoal.scheduler.clearing import Clearing
 from shoal.scheduler.feasibility.feasibility import Feasibility, Verdict
-from shoal.scheduler.gangs import Gang, Gangs
 from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.queue import Queue, Waiting, Wake
-from shoal.scheduler.requests import placement_key
-from shoal.scheduler.tell import Teller
-from shoal.scheduler.words import Diagnosis, diagnose
+from shoal.scheduler.preemption.clearing import Clearing
+from shoal.scheduler.queue.gangs import Gang, Gangs
+from shoal.scheduler.queue.queue import Queue, Waiting, Wake
+from shoal.scheduler.telling.tell import Teller
+from shoal.scheduler.telling.words import Diagnosis, diagnose
 
 log = logging.getLogger(__name__)
 

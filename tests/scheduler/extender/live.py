@@ -15,7 +15,7 @@ from shoal.kube.reflector import Reflector
 from shoal.kube.resources import NODES, PODS
 from shoal.kube.store import Store
 from shoal.scheduler.binder import Binder
-from shoal.scheduler.books import Books
+from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender.holds import SECONDS
 from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.extender.tls import TlsFiles

@@ -22,14 +22,14 @@ from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.binder import Binder
-from shoal.scheduler.books import Books
-from shoal.scheduler.budgets import Budgets
-from shoal.scheduler.clearing import Clearing
+from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.tell import Teller
+from shoal.scheduler.preemption.budgets import Budgets
+from shoal.scheduler.preemption.clearing import Clearing
+from shoal.scheduler.telling.tell import Teller
 from tests.testbed.fake_nodes import node as node_object
 
 

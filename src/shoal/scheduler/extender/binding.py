@@ -10,11 +10,11 @@ from shoal.model.allocation import Allocation
 from shoal.model.errors import RequestError
 from shoal.placement.errors import BookingError, PolicyError
 from shoal.scheduler.binder import Binder, BindError
-from shoal.scheduler.books import Books
+from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender.holds import Holds
 from shoal.scheduler.extender.wire import BindingArgs
 from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.words import node_refusal, shortage
+from shoal.scheduler.telling.words import node_refusal, shortage
 
 #: Who asks, in the metrics.
 EXTENDER: Final = "extender"

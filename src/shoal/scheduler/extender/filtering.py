@@ -19,13 +19,13 @@ from shoal.placement.books.columns import BoolArray, Rows
 from shoal.placement.books.ledger import NodeBooks
 from shoal.placement.classes import PodClass
 from shoal.placement.errors import PolicyError
-from shoal.scheduler.books import Books
+from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender.empty_nodes import EmptyNodes
 from shoal.scheduler.extender.holds import Holds
 from shoal.scheduler.extender.wire import ExtenderArgs, Filtered
 from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.preemption import EngineFit
-from shoal.scheduler.words import node_refusal, shortage
+from shoal.scheduler.preemption.search import EngineFit
+from shoal.scheduler.telling.words import node_refusal, shortage
 
 #: Nodes that are told card by card, and the longest that is told of one.
 DETAILED: Final = 8

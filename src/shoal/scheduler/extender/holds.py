@@ -16,7 +16,7 @@ from typing import Final
 from shoal.kube.objects.pod import Pod
 from shoal.model.allocation import Allocation
 from shoal.placement.books.columns import BoolArray
-from shoal.scheduler.books import Books
+from shoal.scheduler.books.books import Books
 from shoal.scheduler.metrics import Metrics
 
 #: Longer than kube-scheduler takes from score to bind, even when volumes must be bound first. A pod whose bind comes

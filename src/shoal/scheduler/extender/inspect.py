@@ -12,7 +12,7 @@ import msgspec
 
 from shoal.model.request import Share
 from shoal.placement.books.ledger import CardBooks, NodeBooks
-from shoal.scheduler.books import Books
+from shoal.scheduler.books.books import Books
 
 
 class _Pod(msgspec.Struct):

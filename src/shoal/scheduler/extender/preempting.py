@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from shoal.kube.objects.pod import Pod
 from shoal.model.errors import RequestError
 from shoal.placement.errors import PolicyError
-from shoal.scheduler.books import Books
+from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender.wire import PreemptionArgs, Victims
-from shoal.scheduler.preemption import OnNode, Plan
+from shoal.scheduler.preemption.search import OnNode, Plan
 
 #: Who would have to go from one of the nodes so that the pod fits there.
 Planning = Callable[[Pod, Iterable[str]], Plan | None]

@@ -14,7 +14,7 @@ import numpy as np
 from shoal.model.errors import RequestError
 from shoal.placement.books.columns import FloatArray
 from shoal.placement.errors import PolicyError
-from shoal.scheduler.books import Books
+from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender.filtering import rows_of
 from shoal.scheduler.extender.holds import Holds
 from shoal.scheduler.extender.wire import MAX_SCORE, MIN_SCORE, ExtenderArgs

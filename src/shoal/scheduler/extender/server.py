@@ -17,7 +17,7 @@ from typing import Final
 from aiohttp import web
 
 from shoal.model.contract import gpushare, shoal
-from shoal.scheduler.books import Books
+from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender import wire
 from shoal.scheduler.extender.inspect import inspect
 from shoal.scheduler.extender.tls import TlsFiles

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from shoal.scheduler.binder import Binder
-from shoal.scheduler.books import Books
+from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender import wire
 from shoal.scheduler.extender.binding import EXTENDER, Bind
 from shoal.scheduler.extender.filtering import Filter

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, Flag, auto
 from typing import Final
 
-from shoal.scheduler.heap import Heap
+from shoal.scheduler.queue.heap import Heap
 
 #: The pause after the first failed try doubles with each further one, up to the longest.
 FIRST_BACKOFF: Final = 1.0

@@ -34,10 +34,10 @@ from shoal.placement.books.columns import BoolArray, FloatArray
 from shoal.placement.books.ledger import Booking
 from shoal.placement.engine import Engine
 from shoal.placement.errors import BookingError, PolicyError
-from shoal.scheduler.bookings import Origin, decision_in, holding_of, on_emptiest_cards
+from shoal.scheduler.books.bookings import Origin, decision_in, holding_of, on_emptiest_cards
+from shoal.scheduler.books.requests import Requests
 from shoal.scheduler.feasibility.cluster import Cluster
-from shoal.scheduler.queue import Wake
-from shoal.scheduler.requests import Requests
+from shoal.scheduler.queue.queue import Wake
 
 log = logging.getLogger(__name__)
 

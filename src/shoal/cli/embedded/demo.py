@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 if TYPE_CHECKING:
-    from shoal.cli.cluster import Cluster
+    from shoal.cli.embedded.cluster import Cluster
     from shoal.kube.client import Client
     from shoal.kube.objects.pod import Pod
 
@@ -73,7 +73,7 @@ def _folder() -> Path:
 async def _play(folder: Path, policy: str, directory: Path) -> list[str]:
     import yaml
 
-    from shoal.cli.cluster import Cluster, Plan
+    from shoal.cli.embedded.cluster import Cluster, Plan
     from shoal.embedded.nodes.cluster import few
 
     expected: dict[str, dict[str, Any]] = yaml.safe_load((folder / "expected.yaml").read_text(encoding="utf-8"))
@@ -100,7 +100,7 @@ async def _play(folder: Path, policy: str, directory: Path) -> list[str]:
 
 async def _apply(client: Client, path: Path, outcomes: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Apply one file and wait for what it should lead to: what happened, and what is not as it should be."""
-    from shoal.cli import manifests
+    from shoal.cli.embedded import manifests
     from shoal.kube.errors import AlreadyExistsError, ForbiddenError
 
     refused = str(outcomes.get("refused", ""))

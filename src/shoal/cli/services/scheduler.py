@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from shoal.cli import settings
+from shoal.cli.services import settings
 from shoal.model.contract import gpushare
 
 

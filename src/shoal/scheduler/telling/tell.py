@@ -20,7 +20,7 @@ from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import NODES, PODS
 from shoal.model.allocation import Allocation
-from shoal.scheduler.words import placed
+from shoal.scheduler.telling.words import placed
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.parameters import names, positive, seeds
+from shoal.cli.simulate.parameters import names, positive, seeds
 
 if TYPE_CHECKING:
     from shoal.simulate.report.records import Results
@@ -164,7 +164,7 @@ def _churn(lifetimes: str | None, load: float | None, mode: str | None, start: s
 
 
 def _run(comparison: Comparison, churn: Churn | None, jobs: int | None, *, quiet: bool) -> Results:
-    from shoal.cli.progress import listening
+    from shoal.cli.simulate.progress import listening
     from shoal.simulate.runs import compare_churn, compare_static, processors
 
     processes = processors() if jobs is None else jobs

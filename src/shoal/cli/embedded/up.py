@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli import settings
+from shoal.cli.services import settings
 from shoal.model.contract.gpushare import MemoryUnit
 
 if TYPE_CHECKING:
-    from shoal.cli.cluster import Cluster, Plan
+    from shoal.cli.embedded.cluster import Cluster, Plan
 
 
 @click.command(short_help="Start a cluster with simulated GPUs, in this process.")
@@ -55,7 +55,7 @@ def up(
     shoal up --nodes 2 --gpus 8xA100-80G --memory-unit MiB
     shoal up --cluster-file cluster.yaml
     """
-    from shoal.cli.cluster import Plan
+    from shoal.cli.embedded.cluster import Plan
     from shoal.embedded.nodes.cluster import few, read_file
     from shoal.embedded.nodes.errors import ClusterError
     from shoal.placement.errors import PolicyError
@@ -76,7 +76,7 @@ def up(
 
 
 async def _serve(plans: Sequence[Plan], directory: Path) -> None:
-    from shoal.cli.cluster import Cluster
+    from shoal.cli.embedded.cluster import Cluster
 
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -10,7 +10,7 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.objects.policy import PodDisruptionBudget
 from shoal.kube.store import Store
 from shoal.scheduler.feasibility.wish.selectors import RawSelector, label_selector
-from shoal.scheduler.preemption import allowances, budgets_of
+from shoal.scheduler.preemption.search import allowances, budgets_of
 
 
 class Budgets:

@@ -19,10 +19,10 @@ from shoal.kube.errors import ConflictError, KubeError, NotFoundError
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import PODS
 from shoal.placement.books.columns import BoolArray
-from shoal.scheduler.books import Books
-from shoal.scheduler.budgets import Budgets
+from shoal.scheduler.books.books import Books
 from shoal.scheduler.feasibility.feasibility import Feasibility
-from shoal.scheduler.preemption import (
+from shoal.scheduler.preemption.budgets import Budgets
+from shoal.scheduler.preemption.search import (
     EngineFit,
     OnNode,
     Plan,
@@ -30,7 +30,7 @@ from shoal.scheduler.preemption import (
     choose,
     refusal,
 )
-from shoal.scheduler.tell import Teller
+from shoal.scheduler.telling.tell import Teller
 
 log = logging.getLogger(__name__)
 

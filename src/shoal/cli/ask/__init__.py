@@ -1,0 +1,1 @@
+"""Commands that ask a cluster and change nothing in it, and what they share."""

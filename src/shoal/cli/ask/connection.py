@@ -1,0 +1,99 @@
+"""Which cluster a command asks, and in which namespace; what is said while it reads, and when it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from shoal.kube.access.credentials import Access
+    from shoal.kube.client import Client
+
+T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+#: What takes longer than this says that it is at work.
+_PATIENCE: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A cluster as kubectl's options name it."""
+
+    kubeconfig: Path | None = None
+    context: str = ""
+
+    def access(self) -> Access:
+        """How to reach it. Raises KubeError."""
+        from shoal.kube.access.load import load_access
+
+        return load_access(
+            environ=os.environ,
+            home=Path.home(),
+            kubeconfig=self.kubeconfig,
+            context=self.context,
+            terminal=sys.stdin.isatty(),
+        )
+
+
+def connected(command: Command) -> Command:
+    """The options `--kubeconfig` and `--context`; the command gets a `connection`."""
+
+    @click.option("--kubeconfig", type=click.Path(path_type=Path), metavar="FILE", help="How to reach the cluster.")
+    @click.option("--context", default="", metavar="NAME", help="The context of the kubeconfig to use.")
+    @functools.wraps(command)
+    def with_connection(*args: Any, kubeconfig: Path | None, context: str, **given: Any) -> Any:
+        return command(*args, connection=Connection(kubeconfig, context), **given)
+
+    return with_connection  # type: ignore[return-value]
+
+
+def in_namespace(command: Command) -> Command:
+    """The option `-n`; the command gets `namespace`, empty for the context's own."""
+    return click.option("-n", "--namespace", default="", metavar="NAME", help="The namespace; else the context's own.")(
+        command
+    )
+
+
+def ask(connection: Connection, question: Callable[[Client, str], Awaitable[T]], *, reading: str = "the cluster") -> T:
+    """Put a question to the cluster. It gets the client and the namespace that the context names.
+
+    A cluster that cannot be reached or refuses ends the command with a message and exit code 1.
+    """
+    from shoal.kube.errors import KubeError
+
+    try:
+        return asyncio.run(_ask(connection, question, reading))
+    except KubeError as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _ask(connection: Connection, question: Callable[[Client, str], Awaitable[T]], reading: str) -> T:
+    from shoal.kube.client import Client
+
+    access = connection.access()
+    async with Client(access) as client, _saying(f"reading {reading} …"):
+        return await question(client, access.namespace)
+
+
+@contextlib.asynccontextmanager
+async def _saying(words: str) -> AsyncIterator[None]:
+    """On a terminal, say what goes on once it takes long, and take it back in the end."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    timer = asyncio.get_running_loop().call_later(_PATIENCE, lambda: click.echo(words, nl=False, err=True))
+    try:
+        yield
+    finally:
+        timer.cancel()
+        click.echo("\r\x1b[K", nl=False, err=True)

@@ -1,0 +1,35 @@
+"""Answers in the form that was asked for: words and tables for people, JSON and YAML for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def output(*forms: str) -> Callable[[Command], Command]:
+    """The option `-o`; the command gets `form`, None for the one people read. JSON and YAML are always there."""
+    return click.option(
+        "-o", "--output", "form", type=click.Choice(["json", "yaml", *forms]), help="The form; else for people to read."
+    )
+
+
+def emit(document: object, form: str) -> None:
+    """Print a document as JSON or YAML."""
+    if form == "json":
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        return
+    import yaml
+
+    click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), nl=False)
+
+
+def aligned(rows: Sequence[Sequence[str]], *, gap: int = 3) -> str:
+    """A table as kubectl prints it: columns padded to their widest cell, no spaces at the end of a line."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = ((" " * gap).join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "".join(f"{line.rstrip()}\n" for line in lines)

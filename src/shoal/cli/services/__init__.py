@@ -1,0 +1,1 @@
+"""Commands that run a service: the scheduler, the agent."""

@@ -1,0 +1,1 @@
+"""`shoal simulate`: placement policies compared on a trace."""

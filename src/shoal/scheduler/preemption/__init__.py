@@ -1,0 +1,1 @@
+"""Pods that give way to more important ones."""

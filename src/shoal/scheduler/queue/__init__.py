@@ -1,0 +1,1 @@
+"""Who is tried next, and who must go together."""
