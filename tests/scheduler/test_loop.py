@@ -93,3 +93,13 @@ async def test_a_watch_that_is_late_takes_nothing_from_a_pod_that_is_bound(stage
     stage.see(second)
     await until(lambda: stage.loop.queue.place_of(second.metadata.uid) is Place.PARKED, "parked")
     assert await stage.node_of("second") == ""
+
+
+async def test_a_pod_counts_as_demand_from_its_arrival(stage: Stage) -> None:
+    demand = stage.books.engine.demand
+    pods = [await stage.create(name, 2) for name in ("first", "second")]
+    for pod in pods:
+        stage.see(pod)
+    # The loop had no turn yet: both stand in the queue, and none was tried.
+    assert stage.loop.queue.place_of(pods[0].metadata.uid) is Place.ACTIVE
+    assert list(demand.counts.values()) == [2]

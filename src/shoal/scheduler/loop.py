@@ -8,6 +8,7 @@ pods, and is parked until something happens that could help. Pods of a gang are 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
@@ -100,6 +101,10 @@ class Loop:
             return
         self._join(pod, group, now)
         self.queue.add(self._waiting(pod, group), now)
+        if not pod.spec.scheduling_gates:
+            # A request that cannot be read is told when the pod is tried.
+            with contextlib.suppress(RequestError):
+                self._books.wait(pod)
         self._stir.set()
 
     def _join(self, pod: Pod, group: PodGroup | None, now: float) -> None:
