@@ -7,7 +7,6 @@ agent over kubelet's gRPC, started. Everything is one process, so the numbers ar
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import resource
 import tempfile
@@ -16,7 +15,10 @@ from pathlib import Path
 
 import bench.results as results
 from shoal.cli.embedded.cluster import Cluster, Plan
+from shoal.embedded import kinds as embedded
+from shoal.embedded.kinds import Kind
 from shoal.embedded.nodes.cluster import few
+from shoal.embedded.store import Object
 from shoal.kube.client import Client
 from shoal.kube.resources import PODS
 
@@ -25,6 +27,7 @@ GPUS = "8xA100-80G"
 MANY = 2_000
 IN_FLIGHT = 32
 START_SECONDS = 3.0
+IDLE_SECONDS = 10.0
 
 
 async def start_up() -> float:
@@ -55,10 +58,26 @@ async def create(client: Client, count: int) -> None:
     await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
 
 
-async def running(cluster: Cluster) -> int:
-    """How many pods run, read from the store: asking over HTTP would cost more than it tells."""
-    pods = cluster.api.registry.store.objects(("", "pods"))
-    return sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
+def all_running(cluster: Cluster, count: int) -> asyncio.Event:
+    """Set when that many pods run; told by the store, since asking over HTTP would cost more than it tells."""
+    running: set[str] = set()
+    over = asyncio.Event()
+
+    def observe(kind: Kind, before: Object | None, after: Object | None) -> None:
+        if kind.key == embedded.PODS.key and after is not None and after["status"]["phase"] == "Running":
+            running.add(after["metadata"]["name"])
+            if len(running) == count:
+                over.set()
+
+    cluster.api.registry.observers.append(observe)
+    return over
+
+
+async def idle() -> float:
+    """What the cluster takes when nobody wants anything of it, in percent of a core."""
+    cpu = time.process_time()
+    await asyncio.sleep(IDLE_SECONDS)
+    return 100 * (time.process_time() - cpu) / IDLE_SECONDS
 
 
 async def measure() -> list[results.Row]:
@@ -69,13 +88,12 @@ async def measure() -> list[results.Row]:
         async with Cluster(Plan(few(NODES, GPUS)), Path(directory)) as cluster, cluster.client() as client:
             await cluster.ready()
             rows.append(results.Row(f"start-up, {NODES} nodes x 8 with agents", time.monotonic() - started, "s"))
+            rows.append(results.Row("CPU while nothing happens", await idle(), "% of a core"))
+            over = all_running(cluster, MANY)
             started, cpu = time.monotonic(), time.process_time()
             await create(client, MANY)
             created = time.monotonic() - started
-            for _ in itertools.count():
-                if await running(cluster) == MANY:
-                    break
-                await asyncio.sleep(0.2)
+            await over.wait()
             seconds, cpu = time.monotonic() - started, time.process_time() - cpu
     rows += [
         results.Row(f"{MANY} pods created", MANY / created, "pods/s"),

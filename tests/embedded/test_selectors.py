@@ -6,7 +6,7 @@ from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import BUILT_IN, Kind
 from shoal.embedded.selectors import field_selector, label_selector
 
-KINDS = {kind.kind: kind for kind in BUILT_IN}
+KINDS = {kind.kind: kind for kind in BUILT_IN if kind.home is None}
 
 
 def labelled(**labels: str) -> dict[str, Any]:

@@ -148,6 +148,33 @@ async def test_many_watchers_see_every_write_once_and_in_order(client: Client) -
     assert all(stream == streams[0] for stream in streams)
 
 
+async def test_a_watch_of_one_node_sleeps_through_what_happens_to_others(client: Client, api: EmbeddedApi) -> None:
+    await client.create(NODES.raw, node("mine"))
+    await client.create(NODES.raw, node("other"))
+    start = (await client.list(NODES)).resource_version
+    seen: list[str] = []
+
+    async def follow() -> None:
+        async for event in client.watch(NODES, fields="metadata.name=mine", resource_version=start, seconds=60):
+            if event.type != "BOOKMARK":
+                seen.append(event.object.metadata.labels["turn"])
+            if len(seen) == 2:
+                break
+
+    watching = asyncio.create_task(follow())
+    await client.patch(NODES, "mine", {"metadata": {"labels": {"turn": "1"}}})
+    await until(lambda: seen == ["1"], "the watch is open")
+    await client.patch(NODES, "other", {"metadata": {"labels": {"turn": "x"}}})
+    # Forgotten before the watch has looked at it: that would be 410 if it were any business of this watch.
+    api.registry.store.forget(("", "nodes"))
+    await client.patch(NODES, "mine", {"metadata": {"labels": {"turn": "2"}}})
+    await watching
+    assert seen == ["1", "2"]
+    with pytest.raises(GoneError):
+        async for _ in client.watch(NODES, fields="metadata.name=mine", resource_version=start, seconds=60):
+            pass
+
+
 async def test_only_the_token_opens_it(api: EmbeddedApi) -> None:
     tls = ssl.create_default_context(cafile=str(api.ca))
     connector = aiohttp.TCPConnector(ssl=tls)

@@ -87,3 +87,53 @@ def test_a_watcher_sees_objects_enter_and_leave_its_selector() -> None:
     assert left[1]["metadata"]["resourceVersion"] == last["metadata"]["resourceVersion"]
     everywhere = [event[0] for change in changes if (event := change.seen_by(everything))]
     assert everywhere == ["ADDED", "MODIFIED", "MODIFIED", "MODIFIED", "DELETED"]
+
+
+def placed(name: str, node: str) -> Object:
+    return {**pod(name), "spec": {"nodeName": node} if node else {}}
+
+
+def test_a_slice_holds_what_came_into_it_and_what_left_it() -> None:
+    store = Store()
+    start = store.version
+    store.put(PODS, placed("p", ""))
+    bound = store.put(PODS, placed("p", "n1"))
+    store.put(PODS, placed("q", "n2"))
+    store.remove(PODS, bound)
+    here = store.changes_after(PODS, start, "n1")
+    assert [(change.before is None, change.after is None) for change in here] == [(False, False), (False, True)]
+    assert [change.key[1] for change in store.changes_after(PODS, start, "n2")] == ["q"]
+    assert [change.version for change in store.changes_after(PODS, start, "")] == [start + 1, start + 2]
+
+
+def test_who_listens_to_a_slice_hears_of_nothing_else() -> None:
+    store = Store()
+    heard: list[str] = []
+    store.listen(PODS, lambda: heard.append("any"))
+    store.listen(PODS, here := lambda: heard.append("n1"), "n1")
+    store.put(PODS, placed("p", ""))
+    store.put(PODS, placed("p", "n1"))
+    store.put(PODS, placed("q", "n2"))
+    assert heard == ["any", "any", "n1", "any"]
+    store.unlisten(PODS, here, "n1")
+    store.put(PODS, placed("r", "n1"))
+    assert heard[4:] == ["any"]
+
+
+def test_a_slice_only_forgets_what_was_in_it() -> None:
+    store = Store(history=10)
+    quiet = store.put(PODS, placed("quiet", "n1"))
+    at = int(quiet["metadata"]["resourceVersion"])
+    busy = store.version
+    for number in range(100):
+        store.put(PODS, placed("busy", "n2"))
+        if number == 30:
+            busy = store.version
+    # Whoever was at this version has missed nothing of its own, though the kind has forgotten much.
+    assert store.changes_after(PODS, at, "n1") == []
+    with pytest.raises(ApiStatus):
+        store.changes_after(PODS, at - 1, "n1")
+    with pytest.raises(ApiStatus):
+        store.changes_after(PODS, busy, "n2")
+    with pytest.raises(ApiStatus):
+        store.require(PODS, at)

@@ -208,6 +208,30 @@ def test_questions_about_access_and_use(kubectl: Kubectl) -> None:
     assert kubectl("top", "pods", check=False) == "error: Metrics API not available\n"
 
 
+def test_events_of_both_apis(kubectl: Kubectl, namespace: str) -> None:
+    event = {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": "one.1"},
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "reportingController": "shoal.dev/test",
+        "reportingInstance": "here",
+        "action": "Bind",
+        "reason": "Bound",
+        "regarding": {"kind": "Pod", "apiVersion": "v1", "namespace": namespace, "name": "one"},
+        "note": "put on a card",
+        "type": "Normal",
+    }
+    assert kubectl("create", "-f", "-", text=json.dumps(event)) == "event.events.k8s.io/one.1 created\n"
+    for api in ("events", "events.events.k8s.io"):
+        header, row = words(kubectl("get", api))
+        assert header == ["LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"]
+        assert row[1:] == ["Normal", "Bound", "pod/one", "put on a card"]
+    assert kubectl("get", "events.events.k8s.io", "-o", "jsonpath={.items[*].note}") == "put on a card"
+    assert words(kubectl("events", "--for", "pod/one"))[1][1:] == ["Normal", "Bound", "Pod/one", "put on a card"]
+    assert "regarding" in kubectl("explain", "events", "--api-version=events.k8s.io/v1")
+
+
 def test_label_and_annotate(kubectl: Kubectl) -> None:
     kubectl("create", "-f", "-", text=POD)
     assert kubectl("label", "pod", "one", "tier=front") == "pod/one labeled\n"

@@ -5,6 +5,7 @@ The words are those of the real kube-apiserver, since clients and people match o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -146,4 +147,6 @@ def _shown(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, dict):
+        return json.dumps(value, separators=(",", ":"))
     return f'"{value}"' if isinstance(value, str) else str(value)

@@ -45,13 +45,20 @@ class Kind:
     #: Whether metadata.generation counts the changes of the specification.
     counted: bool = False
     custom: bool = False
+    #: The kind in whose form its objects are stored, if that is another.
+    home: Kind | None = None
     #: Of a custom kind: what its definition says of this version.
     served: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def key(self) -> ResourceKey:
         """Where its objects are stored."""
-        return self.group, self.plural
+        return self.stored.group, self.plural
+
+    @property
+    def stored(self) -> Kind:
+        """The kind in whose form its objects are stored."""
+        return self.home or self
 
     @property
     def api_version(self) -> str:
@@ -90,10 +97,11 @@ class Kind:
         return not self.custom and self.group not in {"coordination.k8s.io", "apiextensions.k8s.io", "resource.k8s.io"}
 
 
+EVENTS: Final = Kind("", "v1", "events", "Event", short_names=("ev",))
 BUILT_IN: Final = (
     Kind("", "v1", "configmaps", "ConfigMap", short_names=("cm",)),
     Kind("", "v1", "endpoints", "Endpoints", short_names=("ep",)),
-    Kind("", "v1", "events", "Event", short_names=("ev",)),
+    EVENTS,
     Kind("", "v1", "limitranges", "LimitRange", short_names=("limits",)),
     Kind(
         "", "v1", "namespaces", "Namespace", namespaced=False, short_names=("ns",), subresources=("finalize", "status")
@@ -175,6 +183,7 @@ BUILT_IN: Final = (
         subresources=("scale", "status"),
         counted=True,
     ),
+    Kind("events.k8s.io", "v1", "events", "Event", short_names=("ev",), home=EVENTS),
     Kind(
         "autoscaling",
         "v2",
@@ -315,7 +324,6 @@ def _built_in(group: str, plural: str) -> Kind:
 
 
 CLAIMS: Final = _built_in("", "persistentvolumeclaims")
-EVENTS: Final = _built_in("", "events")
 NAMESPACES: Final = _built_in("", "namespaces")
 NODES: Final = _built_in("", "nodes")
 PODS: Final = _built_in("", "pods")
@@ -335,6 +343,7 @@ class Catalogue:
 
     def __init__(self, kinds: Iterable[Kind] = BUILT_IN) -> None:
         self._kinds = {(kind.group, kind.version, kind.plural): kind for kind in kinds}
+        self._groups: dict[str, dict[str, list[Kind]]] = {}
 
     def find(self, group: str, version: str, plural: str) -> Kind | None:
         """The kind behind a path."""
@@ -343,10 +352,12 @@ class Catalogue:
     def add(self, kind: Kind) -> None:
         """Serve a further kind, or a kind anew."""
         self._kinds[kind.group, kind.version, kind.plural] = kind
+        self._groups = {}
 
     def remove(self, kind: Kind) -> None:
         """Serve a kind no longer."""
         self._kinds.pop((kind.group, kind.version, kind.plural), None)
+        self._groups = {}
 
     def all(self) -> list[Kind]:
         """Every kind."""
@@ -354,7 +365,7 @@ class Catalogue:
 
     def groups(self) -> dict[str, dict[str, list[Kind]]]:
         """Kinds by group and version."""
-        found: dict[str, dict[str, list[Kind]]] = {}
-        for kind in self._kinds.values():
-            found.setdefault(kind.group, {}).setdefault(kind.version, []).append(kind)
-        return found
+        if not self._groups:
+            for kind in self._kinds.values():
+                self._groups.setdefault(kind.group, {}).setdefault(kind.version, []).append(kind)
+        return self._groups

@@ -25,7 +25,7 @@ from shoal.embedded.errors import (
     not_found,
     required,
 )
-from shoal.embedded.kinds import NAMESPACES, SERVICE_ACCOUNTS, Catalogue, Kind
+from shoal.embedded.kinds import NAMESPACES, PODS, SERVICE_ACCOUNTS, Catalogue, Kind
 from shoal.embedded.patch.apply import track_update
 from shoal.embedded.patch.json_values import copied
 from shoal.embedded.rules import kinds as rules
@@ -35,13 +35,14 @@ MODIFIED: Final = "the object has been modified; please apply your changes to th
 _LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 _LONGEST_BASE: Final = 58
 _NAME_TRIES: Final = 8
+_OF_STATUS: Final = ("kind", "apiVersion", "metadata", "status")
 #: Set by the server alone; what a client sends in them is not looked at.
 _SERVER_SET: Final = ("uid", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds")
 
 
 def timestamp(moment: datetime) -> str:
     """A moment as objects carry it."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"{moment.astimezone(UTC).isoformat(timespec='seconds')[:-6]}Z"
 
 
 class Registry:
@@ -100,8 +101,8 @@ class Registry:
             metadata["generation"] = 1
         if "status" in kind.subresources and kind.kind != "Node":
             obj.pop("status", None)
-        rules.default(obj, kind, created=True)
-        self._check(kind, obj, [])
+        rules.default(obj, kind, None)
+        self._check(kind, obj, rules.creation_errors(obj, kind))
         self._validate(kind, None, obj)
         if self.store.get(kind.key, key_of(obj)) is not None:
             raise already_exists(kind.plural, kind.group, metadata["name"])
@@ -125,6 +126,9 @@ class Registry:
         dry_run: bool = False,
     ) -> tuple[Object, bool]:
         """Store a new state of an object; whether it was made by this is the second answer."""
+        # Of the rest a write to the status changes nothing.
+        if subresource == "status":
+            given = {part: value for part, value in given.items() if part in _OF_STATUS}
         obj = _cleaned(given, kind)
         metadata = obj["metadata"]
         if metadata.get("name", name) != name:
@@ -142,10 +146,10 @@ class Registry:
         new = self._merged(kind, obj, old, subresource)
         if subresource == "":
             rules.note_change(new, old, kind)
-            self._check(kind, new, [*_finalizer_errors(new, old), *rules.change_errors(new, old, kind)])
+            self._check(kind, new, [*_finalizer_errors(new, old), *rules.change_errors(new, old, kind)], old)
             self._validate(kind, old, new)
         else:
-            self._check(kind, new, [], subresource)
+            self._check(kind, new, [], old, subresource)
         if kind.counted or kind.custom:
             self._count(new, old)
         new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
@@ -172,7 +176,7 @@ class Registry:
 
     def _tell(self, kind: Kind, before: Object | None, after: Object | None) -> None:
         for observer in tuple(self.observers):
-            observer(kind, before, after)
+            observer(kind.stored, before, after)
 
     def _validate(self, kind: Kind, before: Object | None, after: Object) -> None:
         for validator in self.validators:
@@ -181,7 +185,7 @@ class Registry:
     def _tracked(self, kind: Kind, old: Object | None, new: Object, manager: str, subresource: str) -> Object:
         """The new state with the record of who manages which field."""
         return track_update(
-            old, new, manager=manager, now=self.now(), kind=kind.kind, group=kind.group, subresource=subresource
+            old, new, manager=manager, now=self.now(), kind=kind.kind, group=kind.key[0], subresource=subresource
         )
 
     def _set_namespace(self, kind: Kind, namespace: str, metadata: Object) -> None:
@@ -252,10 +256,12 @@ class Registry:
         if errors:
             raise invalid(kind.kind, kind.group, name, errors)
 
-    def _check(self, kind: Kind, obj: Object, change_errors: list[Any], subresource: str = "") -> None:
-        errors = [*names.metadata_errors(obj["metadata"]), *rules.errors(obj, kind, subresource), *change_errors]
+    def _check(
+        self, kind: Kind, obj: Object, change_errors: list[Any], old: Object | None = None, subresource: str = ""
+    ) -> None:
+        errors = [*names.metadata_errors(obj["metadata"]), *rules.errors(obj, kind, old, subresource), *change_errors]
         if errors:
-            raise invalid(kind.kind, kind.group, obj["metadata"]["name"], errors)
+            raise invalid(kind.kind, kind.stored.group, obj["metadata"]["name"], errors)
 
     def _check_version(self, kind: Kind, metadata: Object, old: Object) -> None:
         name, present = old["metadata"]["name"], old["metadata"]
@@ -281,20 +287,23 @@ class Registry:
             if name in present:
                 metadata[name] = present[name]
         if "managedFields" in present:
-            metadata.setdefault("managedFields", copied(present["managedFields"]))
+            metadata.setdefault("managedFields", present["managedFields"])
         if subresource == "status":
             obj = {**{name: value for name, value in old.items() if name != "status"}, "metadata": metadata} | (
                 {"status": obj["status"]} if "status" in obj else {}
             )
             obj["metadata"] = _status_metadata(kind, metadata, present)
-            obj = copied(obj)
+            if kind.key != PODS.key:
+                obj = copied(obj)
         elif "status" in kind.subresources:
             obj.pop("status", None)
             if "status" in old:
                 obj["status"] = copied(old["status"])
         if kind.key == NAMESPACES.key and subresource != "finalize":
             obj["spec"] = copied(old.get("spec", {}))
-        rules.default(obj, kind, created=False)
+        if kind.key == PODS.key and obj.get("spec") == old["spec"]:
+            obj["spec"] = old["spec"]  # the same: nothing of it is filled in or checked again
+        rules.default(obj, kind, old)
         return obj
 
     def _count(self, new: Object, old: Object) -> None:
@@ -355,16 +364,22 @@ def _is_over(obj: Object) -> bool:
 
 
 def _cleaned(given: Object, kind: Kind) -> Object:
-    """A copy in the form the server keeps: with its kind, without nulls and without empty metadata."""
-    obj: Object = copied(given) if kind.custom else _without_nulls(given)
-    metadata = _without_nulls(obj.get("metadata") or {})
+    """A copy in the form the server keeps: with its kind, without nulls and without empty metadata.
+
+    Only the records of who manages what are shared with the given object: nobody changes them in place.
+    """
+    given_metadata = dict(given.get("metadata") or {})
+    records = given_metadata.pop("managedFields", None)
+    obj: Object = {name: value for name, value in given.items() if name != "metadata"}
+    obj = copied(obj) if kind.custom else _without_nulls(obj)
+    metadata = _without_nulls(given_metadata) | {"managedFields": records}
     for name in ("labels", "annotations", "finalizers", "ownerReferences", "managedFields", "generateName", "name"):
         if name in metadata and not metadata[name]:
             del metadata[name]
     if not metadata.get("namespace", "-"):
         del metadata["namespace"]
     rest = {name: value for name, value in obj.items() if name not in ("kind", "apiVersion", "metadata")}
-    return {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": metadata, **rest}
+    return {"kind": kind.kind, "apiVersion": kind.stored.api_version, "metadata": metadata, **rest}
 
 
 def _without_nulls(value: Any) -> Any:

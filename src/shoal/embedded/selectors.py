@@ -18,7 +18,15 @@ Test = Callable[[dict[str, Any]], bool]
 _OPERATORS: Final = ("in", "notin", "=", "==", "!=", "gt", "lt")
 _WORD: Final = re.compile(r"[^\s!()=<>,]+")
 _COMPARISONS: Final = {">": "gt", "<": "lt"}
+_REFERENCE: Final = ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
 
+#: What events.k8s.io calls the fields of stored events.
+_NEW_EVENT_FIELDS: Final = {
+    "reason": "reason",
+    "type": "type",
+    "reportingController": "reportingComponent",
+    **{f"regarding.{name}": f"involvedObject.{name}" for name in _REFERENCE},
+}
 #: Fields that can be selected by, beyond metadata.name and metadata.namespace.
 _FIELDS: Final[Mapping[ResourceKey, tuple[str, ...]]] = {
     ("", "pods"): (
@@ -37,9 +45,10 @@ _FIELDS: Final[Mapping[ResourceKey, tuple[str, ...]]] = {
     ("", "secrets"): ("type",),
     ("", "services"): ("spec.clusterIP", "spec.type"),
     ("", "events"): (
-        *(f"involvedObject.{name}" for name in ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion")),
-        *("involvedObject.fieldPath", "reason", "reportingComponent", "source", "type"),
+        *(f"involvedObject.{name}" for name in _REFERENCE),
+        *("reason", "reportingComponent", "source", "type"),
     ),
+    ("events.k8s.io", "events"): tuple(_NEW_EVENT_FIELDS),
     ("", "replicationcontrollers"): ("status.replicas",),
     ("apps", "replicasets"): ("status.replicas",),
     ("batch", "jobs"): ("status.successful",),
@@ -107,11 +116,19 @@ def field_selector(text: str, kind: Kind) -> Test:
             raise _unknown_field(field, kind)
     if not terms:
         return everything
+    if kind.home is not None:
+        terms = [(_NEW_EVENT_FIELDS.get(field, field), equal, value) for field, equal, value in terms]
 
     def test(obj: dict[str, Any]) -> bool:
         return all((field_value(obj, field) == value) is equal for field, equal, value in terms)
 
     return test
+
+
+def demanded_value(text: str, field: str) -> str | None:
+    """The value that a `fieldSelector` wants a field to have; None if any will do."""
+    terms = [_field_term(term) for term in _split_terms(text) if term]
+    return next((value for name, equal, value in terms if name == field and equal), None)
 
 
 def field_value(obj: Mapping[str, Any], field: str) -> str:
@@ -131,7 +148,7 @@ def field_value(obj: Mapping[str, Any], field: str) -> str:
 
 
 def _known_fields(kind: Kind) -> tuple[str, ...]:
-    return ("metadata.name", "metadata.namespace", *_FIELDS.get(kind.key, ()))
+    return ("metadata.name", "metadata.namespace", *_FIELDS.get((kind.group, kind.plural), ()))
 
 
 def _unknown_field(field: str, kind: Kind) -> ApiStatus:

@@ -7,7 +7,7 @@ writes a new object. Rules about what may be written are in `shoal.embedded.regi
 from __future__ import annotations
 
 import bisect
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,6 +22,12 @@ Object = dict[str, Any]
 #: Namespace and name; the namespace is empty for kinds that have none.
 Key = tuple[str, str]
 _SNAPSHOT_GONE: Final = "The resourceVersion for the provided list is too old."
+#: Each node watches its own: of these kinds changes are also kept by the value of one field, so that a change is looked
+#: at by those alone whom it concerns.
+SLICED: Final[dict[ResourceKey, tuple[str, str]]] = {
+    ("", "pods"): ("spec", "nodeName"),
+    ("", "nodes"): ("metadata", "name"),
+}
 
 
 @dataclass(slots=True)
@@ -54,12 +60,46 @@ class Change:
 
 
 @dataclass(slots=True)
-class _Collection:
-    objects: dict[Key, Object] = field(default_factory=dict)
+class _History:
     #: In the order of versions, the newest last.
     changes: list[Change] = field(default_factory=list)
     #: Changes up to and including this version are forgotten.
     forgotten: int = 0
+
+    def first_after(self, version: int) -> int:
+        """Where the changes after a version begin."""
+        return bisect.bisect_right(self.changes, version, key=lambda change: change.version)
+
+    def after(self, version: int) -> list[Change]:
+        """What was written after a version; 410 if some of it is forgotten."""
+        self.require(version)
+        return self.changes[self.first_after(version) :]
+
+    def require(self, version: int) -> None:
+        """410 if something that was written after a version is forgotten."""
+        if version < self.forgotten:
+            raise expired(self.forgotten, version)
+
+    def forget(self, version: int) -> None:
+        """Drop the changes up to a version."""
+        end = self.first_after(version)
+        if end:
+            self.forgotten = self.changes[end - 1].version
+            del self.changes[:end]
+
+
+@dataclass(slots=True)
+class _Collection:
+    objects: dict[Key, Object] = field(default_factory=dict)
+    history: _History = field(default_factory=_History)
+    #: The same changes by the value of a field; one that changed it is in two of them.
+    slices: defaultdict[str, _History] = field(default_factory=lambda: defaultdict(_History))
+
+    def forget(self, version: int) -> None:
+        """Drop the changes up to a version."""
+        self.history.forget(version)
+        for part in self.slices.values():
+            part.forget(version)
 
 
 class Store:
@@ -69,7 +109,8 @@ class Store:
         self.version = 1
         self._history = history
         self._collections: dict[ResourceKey, _Collection] = {}
-        self._listeners: dict[ResourceKey, set[Callable[[], None]]] = {}
+        #: By kind, and by slice; those without a slice hear of everything.
+        self._listeners: dict[tuple[ResourceKey, str | None], set[Callable[[], None]]] = {}
         self._population: Counter[str] = Counter()
 
     def get(self, resource: ResourceKey, key: Key) -> Object | None:
@@ -91,10 +132,10 @@ class Store:
     def objects_at(self, resource: ResourceKey, namespace: str, version: int) -> list[Object]:
         """As `objects`, at an earlier version; 410 if that is forgotten."""
         collection = self._collections.get(resource, _Collection())
-        if version < collection.forgotten:
+        if version < collection.history.forgotten:
             raise ApiStatus(410, "Expired", _SNAPSHOT_GONE)
         then = dict(collection.objects)
-        for change in reversed(collection.changes):
+        for change in reversed(collection.history.changes):
             if change.version <= version:
                 break
             if change.before is None:
@@ -112,9 +153,8 @@ class Store:
         before = collection.objects.get(key)
         if before is None:
             self._population[key[0]] += 1
-        self._note(resource, Change(self.version, key, before, stored))
         collection.objects[key] = stored
-        self._wake(resource)
+        self._note(resource, Change(self.version, key, before, stored))
         return stored
 
     def remove(self, resource: ResourceKey, last: Object) -> Object:
@@ -123,47 +163,62 @@ class Store:
         collection = self._collection(resource)
         self.version += 1
         ended = with_version(last, self.version)
-        self._note(resource, Change(self.version, key, collection.objects.pop(key), None, removed=ended))
+        before = collection.objects.pop(key)
         self._population[key[0]] -= 1
-        self._wake(resource)
+        self._note(resource, Change(self.version, key, before, None, removed=ended))
         return ended
 
-    def changes_after(self, resource: ResourceKey, version: int) -> list[Change]:
-        """What was written after a version; 410 if some of it is forgotten."""
+    def require(self, resource: ResourceKey, version: int) -> None:
+        """410 if something of a kind that was written after a version is forgotten."""
+        self._collection(resource).history.require(version)
+
+    def changes_after(self, resource: ResourceKey, version: int, of: str | None = None) -> list[Change]:
+        """What was written after a version, in one slice or at all; 410 if some of it is forgotten."""
         collection = self._collection(resource)
-        if version < collection.forgotten:
-            raise expired(collection.forgotten, version)
-        start = bisect.bisect_right(collection.changes, version, key=lambda change: change.version)
-        return collection.changes[start:]
+        return (collection.history if of is None else collection.slices[of]).after(version)
 
     def forget(self, resource: ResourceKey) -> None:
         """Drop the history of a kind, as compaction would."""
         collection = self._collection(resource)
-        collection.changes.clear()
-        collection.forgotten = self.version
+        collection.forget(self.version)
+        collection.history.forgotten = self.version
 
-    def listen(self, resource: ResourceKey, listener: Callable[[], None]) -> None:
-        """Call `listener` after each write of this kind; it must not write itself."""
-        self._listeners.setdefault(resource, set()).add(listener)
+    def listen(self, resource: ResourceKey, listener: Callable[[], None], of: str | None = None) -> None:
+        """Call `listener` after each write of this kind, or of one slice of it; it must not write itself."""
+        self._listeners.setdefault((resource, of), set()).add(listener)
 
-    def unlisten(self, resource: ResourceKey, listener: Callable[[], None]) -> None:
+    def unlisten(self, resource: ResourceKey, listener: Callable[[], None], of: str | None = None) -> None:
         """End what `listen` began."""
-        self._listeners.get(resource, set()).discard(listener)
+        listeners = self._listeners.get((resource, of), set())
+        listeners.discard(listener)
+        if not listeners:
+            self._listeners.pop((resource, of), None)
 
     def _collection(self, resource: ResourceKey) -> _Collection:
         return self._collections.setdefault(resource, _Collection())
 
     def _note(self, resource: ResourceKey, change: Change) -> None:
+        """Keep a change, and tell those who listen."""
         collection = self._collection(resource)
-        collection.changes.append(change)
+        concerned = _slices(resource, change)
+        for part in (collection.history, *(collection.slices[value] for value in concerned)):
+            part.changes.append(change)
+        changes = collection.history.changes
         # In blocks, since taking from the front of a list costs its whole length.
-        if len(collection.changes) > 2 * self._history:
-            collection.forgotten = collection.changes[-self._history - 1].version
-            del collection.changes[: -self._history]
+        if len(changes) > 2 * self._history:
+            collection.forget(changes[-self._history - 1].version)
+        for of in (None, *concerned):
+            for listener in tuple(self._listeners.get((resource, of), ())):
+                listener()
 
-    def _wake(self, resource: ResourceKey) -> None:
-        for listener in tuple(self._listeners.get(resource, ())):
-            listener()
+
+def _slices(resource: ResourceKey, change: Change) -> set[str]:
+    """The slices that a change is in."""
+    path = SLICED.get(resource)
+    if path is None:
+        return set()
+    states = (change.before, change.after)
+    return {str((state.get(path[0]) or {}).get(path[1]) or "") for state in states if state is not None}
 
 
 def key_of(obj: Object) -> Key:

@@ -100,7 +100,8 @@ class Transport:
 
     async def open(self) -> None:
         """Get ready to send."""
-        connector = aiohttp.TCPConnector(limit=self.limits.connections)
+        # Longer than agents are quiet for, shorter than API servers wait (90 s).
+        connector = aiohttp.TCPConnector(limit=self.limits.connections, keepalive_timeout=60.0)
         self._session = aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=_READ_BUFFER, trust_env=False
         )

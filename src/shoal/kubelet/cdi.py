@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -237,7 +237,7 @@ def write(folder: Path, spec: Spec, tag: str) -> Path:
     return path
 
 
-def load(folders: Iterable[Path]) -> Found:
+def load(folders: Iterable[Path], spec_in: Callable[[Path], Spec] = read) -> Found:
     """All devices of some folders. A later folder wins over an earlier one; two files of one folder do not agree."""
     devices: dict[str, tuple[Spec, Device]] = {}
     errors: list[str] = []
@@ -247,7 +247,7 @@ def load(folders: Iterable[Path]) -> Found:
         conflicts: set[str] = set()
         for path in _files(folder):
             try:
-                spec = read(path)
+                spec = spec_in(path)
             except CdiError as error:
                 errors.append(str(error))
                 continue

@@ -54,7 +54,7 @@ def workload(told: Object) -> Object:
     metadata = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "creationTimestamp": BEFORE, "generation": 1}
     obj = {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": {**metadata, **told.get("meta", {})}}
     obj["spec"] = spec
-    default(obj, kind, created=True)
+    default(obj, kind, None)
     obj["status"] |= told.get("status", {})
     return obj
 

@@ -1,21 +1,13 @@
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.embedded.app import EmbeddedApi
-from shoal.embedded.controllers.actions import Event
-from shoal.embedded.controllers.events import Recorder
 from shoal.embedded.controllers.queue import Item, Queue
 from shoal.embedded.controllers.reconcile import job_indexes, rollout
 from shoal.embedded.controllers.reconcile.hashes import hash_of
-from shoal.embedded.kinds import EVENTS
-from tests.embedded.controllers.short import NOW, replica_set_of, workload
+from tests.embedded.controllers.short import replica_set_of, workload
 
 sizes = st.integers(0, 40)
 parts = st.one_of(st.integers(0, 10), st.integers(0, 100).map(lambda number: f"{number}%"))
@@ -143,73 +135,3 @@ def test_retries_come_ever_later() -> None:
     queue.succeeded(item)
     queue.retry(item, 0.0)
     assert queue.next_due() == 0.005
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
-@contextmanager
-def recorder(path: Path) -> Iterator[tuple[Recorder, EmbeddedApi, Clock]]:
-    clock = Clock()
-    api = EmbeddedApi(path, clock=clock)
-    yield Recorder(api.registry, "test-controller"), api, clock
-
-
-ABOUT = {"kind": "Thing", "apiVersion": "v1", "metadata": {"name": "t", "namespace": "default", "uid": "u"}}
-
-
-def told(api: EmbeddedApi) -> list[tuple[str, int]]:
-    return sorted((event["message"], event["count"]) for event in api.registry.store.objects(EVENTS.key))
-
-
-def test_equal_events_are_counted(tmp_path: Path) -> None:
-    with recorder(tmp_path) as (events, api, clock):
-        for _ in range(3):
-            events.record(ABOUT, Event("Why", "same"))
-            clock.now += timedelta(seconds=1)
-        (event,) = api.registry.store.objects(EVENTS.key)
-        assert (event["count"], event["type"], event["reason"]) == (3, "Normal", "Why")
-        assert (event["firstTimestamp"], event["lastTimestamp"]) == ("2026-05-01T12:00:00Z", "2026-05-01T12:00:02Z")
-        assert event["involvedObject"] == {
-            "kind": "Thing",
-            "apiVersion": "v1",
-            "name": "t",
-            "namespace": "default",
-            "uid": "u",
-        }
-        assert event["source"] == {"component": "test-controller"}
-
-
-def test_many_alike_are_combined_and_a_flood_is_cut_off(tmp_path: Path) -> None:
-    with recorder(tmp_path) as (events, api, _):
-        for number in range(100):
-            events.record(ABOUT, Event("Why", f"number {number:02}"))
-        assert told(api) == [
-            ("(combined from similar events): number 24", 16),
-            *((f"number {number:02}", 1) for number in range(9)),
-        ]
-
-
-def test_the_allowance_comes_back(tmp_path: Path) -> None:
-    with recorder(tmp_path) as (events, api, clock):
-        for _ in range(30):
-            events.record(ABOUT, Event("Why", "same"))
-        assert told(api) == [("same", 25)]
-        clock.now += timedelta(minutes=5)
-        events.record(ABOUT, Event("Why", "same"))
-        events.record(ABOUT, Event("Why", "same"))
-        assert told(api) == [("same", 26)]
-
-
-def test_an_event_that_cannot_be_written_is_given_up(tmp_path: Path) -> None:
-    with recorder(tmp_path) as (events, api, _):
-        nowhere = {**ABOUT, "metadata": {**ABOUT["metadata"], "namespace": "nowhere"}}  # type: ignore[dict-item]
-        events.record(nowhere, Event("Why", "lost"))
-        assert told(api) == []

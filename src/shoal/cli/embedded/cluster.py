@@ -5,6 +5,8 @@ an agent each, the scheduler. `shoal up` and `shoal demo` are two ways to use it
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -18,14 +20,14 @@ from shoal.agent.config import Config as AgentConfig
 from shoal.agent.paths import HostPaths
 from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.controllers.loop import Controllers
+from shoal.embedded.kinds import NODES
 from shoal.embedded.nodes.app import Nodes
 from shoal.embedded.nodes.cluster import NodeSpec
 from shoal.embedded.nodes.host import Host
+from shoal.embedded.store import Object
 from shoal.kube.access.credentials import Access
 from shoal.kube.access.load import load_access
 from shoal.kube.client import Client
-from shoal.kube.objects.node import Node
-from shoal.kube.resources import NODES
 from shoal.model.contract import keti, kubernetes, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.scheduler import app as scheduler
@@ -36,6 +38,11 @@ from shoal.scheduler.config import Election
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 #: On one machine nobody but its users should reach the cluster.
 _LOOPBACK: Final = "127.0.0.1"
+#: As many agents start at once.
+_STARTING: Final = 8
+_START_SECONDS: Final = 10.0
+#: Most of what a cluster is made of stays: Python need not look so often for what has gone.
+_GC_THRESHOLD: Final = (50_000, 20, 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,7 @@ class Cluster:
         self._group = asyncio.TaskGroup()
         self._tasks: list[asyncio.Task[None]] = []
         self.scheduler_port = 0
+        self._gc_threshold = gc.get_threshold()
 
     @property
     def kubeconfig(self) -> Path:
@@ -71,6 +79,7 @@ class Cluster:
         return Client(load_access(environ=os.environ, home=Path.home(), kubeconfig=self.kubeconfig))
 
     async def __aenter__(self) -> Cluster:
+        gc.set_threshold(*_GC_THRESHOLD)
         await self.api.__aenter__()
         await self._group.__aenter__()
         self._start("controllers", Controllers(self.api.registry, self.api.deletion).run())
@@ -86,9 +95,7 @@ class Cluster:
             election=Election(enabled=False),
         )
         self._start("scheduler", scheduler.run(config, access, identity="embedded", serving=self._on_serving))
-        for kubelet in self.nodes:
-            if kubelet.host.spec.cards:
-                self._start(f"agent of {kubelet.name}", self._agent(kubelet.host, access))
+        self._start("agents", self._agents(access))
         return self
 
     async def __aexit__(
@@ -102,16 +109,39 @@ class Cluster:
             await self._group.__aexit__(kind, error, trace)
         finally:
             await self.api.__aexit__(kind, error, trace)
+            gc.set_threshold(*self._gc_threshold)
 
     async def ready(self) -> None:
         """Return when all nodes are Ready and offer their cards."""
-        cards = {spec.name: len(spec.cards) for spec in self.plan.nodes}
-        async with self.client() as client:
-            while True:
-                nodes = {node.metadata.name: node for node in (await client.list(NODES)).items}
-                if all(name in nodes and _offers(nodes[name], count) for name, count in cards.items()):
-                    return
-                await asyncio.sleep(0.05)
+        for spec in self.plan.nodes:
+            await self._offered(spec)
+
+    async def _offered(self, spec: NodeSpec) -> None:
+        """Return when a node is Ready and offers its cards."""
+        store, changed = self.api.registry.store, asyncio.Event()
+        store.listen(NODES.key, changed.set, spec.name)
+        try:
+            while not _offers(store.get(NODES.key, ("", spec.name)), len(spec.cards)):
+                await changed.wait()
+                changed.clear()
+        finally:
+            store.unlisten(NODES.key, changed.set, spec.name)
+
+    async def _agents(self, access: Access) -> None:
+        """Start the agents, a few at a time: all at once they would wait for each other until they give up."""
+        starting = asyncio.Semaphore(_STARTING)
+
+        async def settle(spec: NodeSpec) -> None:
+            # One that has nothing to offer, since its cards are broken, must not keep the others waiting.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._offered(spec), _START_SECONDS)
+            starting.release()
+
+        for kubelet in self.nodes:
+            if kubelet.host.spec.cards:
+                await starting.acquire()
+                self._start(f"agent of {kubelet.name}", self._agent(kubelet.host, access))
+                self._start(f"start of {kubelet.name}", settle(kubelet.host.spec))
 
     def _agent(self, host: Host, access: Access) -> Coroutine[None, None, None]:
         return agent.run(
@@ -128,10 +158,14 @@ class Cluster:
         self.scheduler_port = port
 
 
-def _offers(node: Node, cards: int) -> bool:
+def _offers(node: Object | None, cards: int) -> bool:
     """The node is Ready, and its agent has published its cards and been heard by kubelet."""
-    ready = any(condition.type == "Ready" and condition.status == "True" for condition in node.status.conditions)
+    if node is None:
+        return False
+    status = node["status"]
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions", ()))
     if not cards:
         return ready
-    offered = sum(resource in node.status.allocatable for resource in FAMILIES)
-    return ready and shoal.ANNOTATION_GPUS in node.metadata.annotations and offered == len(FAMILIES)
+    offered = status.get("allocatable", {}).keys() & set(FAMILIES)
+    annotations = node["metadata"].get("annotations", {})
+    return ready and shoal.ANNOTATION_GPUS in annotations and len(offered) == len(FAMILIES)

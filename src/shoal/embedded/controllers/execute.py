@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -18,10 +17,10 @@ from shoal.embedded.controllers.actions import (
     Status,
     Update,
 )
-from shoal.embedded.controllers.events import Recorder
 from shoal.embedded.deletion import DeleteOptions, Deletion
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import Kind
+from shoal.embedded.recorder import Recorder
 from shoal.embedded.registry import Registry
 from shoal.embedded.store import Object
 
@@ -63,7 +62,7 @@ class Execution:
             case Status(obj):
                 return self._update(self._kind, obj, "status")
             case Event():
-                self._recorder.record(self._about, action)
+                self._tell(action)
             case Requeue(at):
                 self.again = at if self.again is None else min(at, self.again)
             case Remember(memory):
@@ -113,7 +112,7 @@ class Execution:
         message = event.message
         for word, text in words.items():
             message = message.replace(f"{{{word}}}", text)
-        self._recorder.record(self._about, replace(event, message=message))
+        self._recorder.tell(self._about, event.reason, message, warning=event.warning)
 
 
 def _is_ending(error: ApiStatus) -> bool:

@@ -14,14 +14,14 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from shoal.embedded.controllers.actions import Action
-from shoal.embedded.controllers.events import Recorder
-from shoal.embedded.controllers.execute import Execution
+from shoal.embedded.controllers.execute import MANAGER, Execution
 from shoal.embedded.controllers.queue import Item, Queue
 from shoal.embedded.controllers.reconcile import job, lost_pods, pods
 from shoal.embedded.controllers.table import CONTROLLERS, Controller
 from shoal.embedded.controllers.world import World
 from shoal.embedded.deletion import Deletion
 from shoal.embedded.kinds import BUDGETS, DAEMON_SETS, JOBS, NODES, PODS, REPLICA_SETS, Kind
+from shoal.embedded.recorder import Recorder
 from shoal.embedded.registry import Registry
 from shoal.embedded.selectors import matches_selector
 from shoal.embedded.store import Object, key_of
@@ -58,7 +58,9 @@ class Controllers:
         self._world = World(registry, deletion)
         self._by_name: Mapping[str, Controller] = {one.name: one for one in CONTROLLERS}
         self._by_kind = {(one.kind.group, one.kind.kind): one for one in CONTROLLERS}
-        self._recorders = {name: Recorder(registry, name) for name in (*self._by_name, _TRACKED, _LOST)}
+        self._recorders = {
+            name: Recorder(registry, name, manager=MANAGER) for name in (*self._by_name, _TRACKED, _LOST)
+        }
 
     async def run(self) -> None:
         """Look after all there is, and after what comes."""

@@ -13,6 +13,7 @@ from aiohttp import web
 from shoal.embedded.definitions.columns import layout_of
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import Kind
+from shoal.embedded.rules.events import from_core
 from shoal.embedded.store import Object
 from shoal.embedded.tables import table_of
 
@@ -54,8 +55,14 @@ def form_of(request: web.Request) -> Form:
     raise ApiStatus(406, "NotAcceptable", refused)
 
 
+def in_version(obj: Object, kind: Kind) -> Object:
+    """A stored object in the version of the kind that was asked for."""
+    return obj if kind.home is None else from_core(obj)
+
+
 def shown(obj: Object, kind: Kind, form: Form, now: datetime) -> Any:
     """One object in a form."""
+    obj = in_version(obj, kind)
     if form.as_ == "Table":
         version = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
         return _table([obj], kind, form, now, version)
@@ -66,6 +73,7 @@ def shown(obj: Object, kind: Kind, form: Form, now: datetime) -> Any:
 
 def shown_list(items: Sequence[Object], kind: Kind, form: Form, now: datetime, list_meta: dict[str, Any]) -> Any:
     """A list in a form."""
+    items = [in_version(obj, kind) for obj in items]
     if form.as_ == "Table":
         return _table(list(items), kind, form, now, list_meta)
     if form.as_:

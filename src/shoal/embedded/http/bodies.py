@@ -15,6 +15,7 @@ from shoal.embedded.fields import protobuf, strict
 from shoal.embedded.fields.table import struct_of, structs
 from shoal.embedded.http import options
 from shoal.embedded.kinds import Kind
+from shoal.embedded.rules.events import to_core
 from shoal.embedded.rules.shapes import check_shape
 
 LIMIT: Final = 3 * 1024 * 1024
@@ -67,7 +68,7 @@ async def read_object(request: web.Request, kind: Kind) -> dict[str, Any]:
     check_shape(obj, kind)
     options.report(request, field_faults(obj, document, kind), lambda why: refused(kind, why))
     strip_fields(obj, kind)
-    return obj
+    return obj if kind.home is None else to_core(obj)
 
 
 def field_faults(obj: dict[str, Any], document: Any, kind: Kind) -> Iterator[str]:

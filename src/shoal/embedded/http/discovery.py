@@ -9,6 +9,7 @@ from aiohttp import web
 
 from shoal.embedded.http.answers import answer
 from shoal.embedded.kinds import SUBRESOURCE_KINDS, SUBRESOURCE_VERBS, Catalogue, Kind
+from shoal.model.contract.shoal import EMBEDDED_VERSION
 
 AGGREGATED: Final = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 _PART_VERBS: Final = ("get", "patch", "update")
@@ -20,7 +21,7 @@ VERSION: Final = {
     "emulationMinor": "36",
     "minCompatibilityMajor": "1",
     "minCompatibilityMinor": "35",
-    "gitVersion": "v1.36.3+shoal",
+    "gitVersion": f"v1.36.3{EMBEDDED_VERSION}",
     "gitCommit": "",
     "gitTreeState": "clean",
     "buildDate": "1970-01-01T00:00:00Z",

@@ -11,8 +11,8 @@ from typing import Any, Final
 from shoal.embedded.errors import ApiStatus, FieldError, bad_request, forbidden_value, invalid
 from shoal.embedded.http.bodies import json_error
 from shoal.embedded.kinds import Kind
-from shoal.embedded.selectors import Test, both, everything, field_selector, label_selector
-from shoal.embedded.store import Key, Object, Store, key_of
+from shoal.embedded.selectors import Test, both, demanded_value, everything, field_selector, label_selector
+from shoal.embedded.store import SLICED, Key, Object, Store, key_of
 
 _TOO_OLD: Final = (
     "The provided continue parameter is too old to display a consistent list result. You can start a new list without "
@@ -28,6 +28,8 @@ class ListOptions:
     """What a list or watch asks for."""
 
     test: Test = everything
+    #: All that can pass the test is in this slice of the kind; None if it can be anywhere.
+    slice: str | None = None
     limit: int = 0
     continue_: str = ""
     version: str = ""
@@ -49,6 +51,7 @@ def read_options(query: Mapping[str, str], kind: Kind, name: str = "") -> ListOp
         fields = both(fields, lambda obj: bool(obj["metadata"]["name"] == name))
     options = ListOptions(
         both(label_selector(query.get("labelSelector", "")), fields),
+        demanded_value(query.get("fieldSelector", ""), ".".join(SLICED[kind.key])) if kind.key in SLICED else None,
         max(0, int(limit)),
         query.get("continue", ""),
         query.get("resourceVersion", ""),

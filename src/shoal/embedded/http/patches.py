@@ -21,6 +21,7 @@ from shoal.embedded.errors import (
 )
 from shoal.embedded.fields import strict
 from shoal.embedded.http import bodies, options
+from shoal.embedded.http.answers import in_version
 from shoal.embedded.http.lists import truth
 from shoal.embedded.http.paths import Target
 from shoal.embedded.patch.apply import not_typed, server_side_apply
@@ -29,6 +30,7 @@ from shoal.embedded.patch.json_values import copied
 from shoal.embedded.patch.merge import merge_patch
 from shoal.embedded.patch.strategic import strategic_merge
 from shoal.embedded.registry import Registry
+from shoal.embedded.rules.events import to_core
 from shoal.embedded.rules.shapes import check_shape
 from shoal.embedded.store import Object
 
@@ -74,7 +76,7 @@ def patch_object(request: web.Request, registry: Registry, target: Target, patch
     """Change a stored object by a patch."""
     kind = target.kind
     live = registry.get(kind, target.namespace, target.name)
-    patched = patch.of(copied(live))
+    patched = patch.of(copied(in_version(live, kind)))
     _check_patched(patched, target)
     faults = [*patch.doubled, *sorted(bodies.field_faults(patched, patched, kind))]
     options.report(request, faults, lambda why: _refused(patch.text or _text(patched), why))
@@ -87,7 +89,7 @@ def patch_object(request: web.Request, registry: Registry, target: Target, patch
         kind,
         target.namespace,
         target.name,
-        patched,
+        patched if kind.home is None else to_core(patched),
         subresource=target.subresource,
         manager=options.manager(request),
         dry_run=options.dry_run(request),
@@ -125,7 +127,7 @@ async def apply(request: web.Request, registry: Registry, target: Target) -> tup
     kind = target.kind
     live = registry.store.get(kind.key, (target.namespace, target.name))
     merged = server_side_apply(
-        copied(live),
+        copied(live and in_version(live, kind)),
         applied,
         manager=manager,
         force=truth(request.query, "force"),
@@ -135,6 +137,7 @@ async def apply(request: web.Request, registry: Registry, target: Target) -> tup
         subresource=target.subresource,
     )
     check_shape(merged, kind)
+    merged = merged if kind.home is None else to_core(merged)
     if live is None:
         merged.setdefault("metadata", {}).setdefault("name", target.name)
         return registry.create(kind, target.namespace, merged, manager=None, dry_run=dry_run), True

@@ -90,7 +90,7 @@ class _Watch:
 
     async def run(self, response: web.StreamResponse, version: int) -> None:
         """Send what there is, then what happens."""
-        self._store.listen(self._target.kind.key, self.wake.set)
+        self._store.listen(self._target.kind.key, self.wake.set, self._options.slice)
         try:
             if version == 0:
                 version = self._store.version
@@ -102,13 +102,15 @@ class _Watch:
         except ApiStatus as error:
             await _send(response, [_event("ERROR", msgspec.json.encode(error.body()))])
         finally:
-            self._store.unlisten(self._target.kind.key, self.wake.set)
+            self._store.unlisten(self._target.kind.key, self.wake.set, self._options.slice)
 
     async def _follow(self, response: web.StreamResponse, version: int) -> None:
         next_bookmark = self._next_bookmark()
+        # Later a watch of a slice only asks for that: what it slept through was not for it.
+        self._store.require(self._target.kind.key, version)
         while not self.over and time.monotonic() < self._ends:
             self.wake.clear()
-            changes = self._store.changes_after(self._target.kind.key, version)
+            changes = self._store.changes_after(self._target.kind.key, version, self._options.slice)
             # Taken before sending: what is written meanwhile is for the next round.
             version = max(version, self._store.version)
             await _send(response, [line for change in changes if (line := self._change_line(change))])
@@ -143,7 +145,7 @@ class _Watch:
         seen = change.seen_by(self._sees)
         if seen is None:
             return b""
-        if self._form.as_:
+        if self._form.as_ or self._target.kind.home is not None:
             return self._line(*seen)
         return _event(seen[0], change.encoded(seen[1]))
 

@@ -17,15 +17,17 @@ from shoal.embedded.logs import LogSources
 from shoal.embedded.nodes.clock import Clock, WallClock
 from shoal.embedded.nodes.cluster import NodeSpec
 from shoal.embedded.nodes.errors import NodesError
-from shoal.embedded.nodes.events import Recorder
 from shoal.embedded.nodes.host import Folders, Host
 from shoal.embedded.nodes.kubelet import Kubelet
 from shoal.embedded.nodes.lifecycle import NodeLifecycle
 from shoal.embedded.nodes.pods.states import Timing
+from shoal.embedded.recorder import Recorder
 from shoal.embedded.registry import Registry
 
 #: Nodes that started at once do not all give signs of life at once; this is how often somebody looks who is due.
 _TICK: Final = timedelta(seconds=1)
+#: As many pods at a time deal with plugins: one process answers for all nodes, and who asks does not wait forever.
+_PLUGIN_CALLS: Final = 16
 
 
 class Api(Protocol):
@@ -59,7 +61,8 @@ class Nodes:
         self._clock: Clock = clock or WallClock(api.registry.clock)
         self._timing = timing or Timing()
         self._rng = rng or random.Random()
-        self._recorder = Recorder(api.registry)
+        self._recorder = Recorder(api.registry, "kubelet")
+        self._plugin_calls = asyncio.Semaphore(_PLUGIN_CALLS)
         self._kubelets: dict[str, Kubelet] = {}
         self._numbers = itertools.count()
         self._wake = asyncio.Event()
@@ -96,6 +99,7 @@ class Nodes:
             clock=self._clock,
             timing=self._timing,
             rng=random.Random(self._rng.random()),
+            plugin_calls=self._plugin_calls,
             news=self._wake.set,
         )
         self._kubelets[spec.name] = kubelet

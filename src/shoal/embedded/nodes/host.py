@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.embedded.logs import Line
+from shoal.embedded.nodes.cdi_files import CdiFiles
 from shoal.embedded.nodes.clock import Clock
 from shoal.embedded.nodes.cluster import NodeSpec
 from shoal.embedded.nodes.gpus import Programs
@@ -83,11 +84,13 @@ class Host:
     creations: dict[tuple[str, str], Creation] = field(default_factory=dict)
     #: Stands in for the programs of CDI hooks. None: hooks are recorded and nobody runs them.
     run_hook: HookRunner | None = None
+    cdi_files: CdiFiles = field(init=False)
     nvml: SimulatedNvml = field(init=False)
     programs: Programs = field(init=False)
     _last_address: int = 0
 
     def __post_init__(self) -> None:
+        self.cdi_files = CdiFiles(self.folders.cdi)
         self.nvml = SimulatedNvml(self.spec.cards, clock=lambda: self.clock.now().timestamp(), seed=self.spec.name)
         self.programs = Programs(self.nvml)
 

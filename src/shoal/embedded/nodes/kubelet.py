@@ -19,12 +19,12 @@ from shoal.embedded.nodes.clock import Clock
 from shoal.embedded.nodes.devices.manager import DeviceManager
 from shoal.embedded.nodes.devices.pod_resources import PodResources
 from shoal.embedded.nodes.errors import NodesError
-from shoal.embedded.nodes.events import Recorder
 from shoal.embedded.nodes.host import Host
 from shoal.embedded.nodes.node_object import LEASE_NAMESPACE, lease, node_object, node_status, without_heartbeat
 from shoal.embedded.nodes.pods.site import Site
 from shoal.embedded.nodes.pods.states import Timing
 from shoal.embedded.nodes.pods.worker import PodWorker
+from shoal.embedded.recorder import Recorder
 from shoal.embedded.registry import Registry
 from shoal.embedded.store import Object
 
@@ -46,6 +46,7 @@ class Kubelet:
         clock: Clock,
         timing: Timing,
         rng: random.Random,
+        plugin_calls: asyncio.Semaphore,
         news: Callable[[], None],
     ) -> None:
         self.host = host
@@ -57,6 +58,7 @@ class Kubelet:
         self._clock = clock
         self._timing = timing
         self._rng = rng
+        self._plugin_calls = plugin_calls
         self._news = news
         #: The status is to be written soon; the next sign of life; when the status was written last.
         self._dirty = False
@@ -78,7 +80,14 @@ class Kubelet:
             self.host.folders.device_plugins, clock=self._clock, rng=self._rng, changed=self._mark_dirty
         )
         return Site(
-            self.host, devices, self._registry, self._deletion, self._recorder, self._clock, timing=self._timing
+            self.host,
+            devices,
+            self._registry,
+            self._deletion,
+            self._recorder,
+            self._clock,
+            self._timing,
+            self._plugin_calls,
         )
 
     def _mark_dirty(self) -> None:

@@ -16,9 +16,9 @@ from shoal.embedded.deletion import DeleteOptions, Deletion
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import NODES, PODS
 from shoal.embedded.nodes.clock import Clock
-from shoal.embedded.nodes.events import Recorder
 from shoal.embedded.nodes.node_object import LEASE_NAMESPACE
 from shoal.embedded.nodes.pods.admission import tolerates
+from shoal.embedded.recorder import Recorder
 from shoal.embedded.registry import Registry, timestamp
 from shoal.embedded.store import Key, Object, key_of
 from shoal.model.contract import kubernetes

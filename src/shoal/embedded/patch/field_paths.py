@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 from shoal.embedded.patch.json_values import same
@@ -32,7 +33,16 @@ def element_of(element: Any, field: Field) -> str:
                 f'associative list with keys has an element that omits key field "{key}"'
                 " (and doesn't have default value)"
             )
-    return f"k:{_compact({key: element.get(key, KEY_DEFAULTS.get(key)) for key in sorted(field.keys)})}"
+    values = [element.get(key, KEY_DEFAULTS.get(key)) for key in field.keys]
+    if any(isinstance(value, dict | list) for value in values):
+        raise ElementError("associative list with keys has an element whose key is not a scalar")
+    return _keyed(field.keys, *values)
+
+
+# By type too, since 1 and true are equal and written differently.
+@lru_cache(maxsize=4096, typed=True)
+def _keyed(names: tuple[str, ...], *values: Any) -> str:
+    return f"k:{_compact(dict(sorted(zip(names, values, strict=True))))}"
 
 
 def inside(field: Field) -> Field:
@@ -109,8 +119,9 @@ def with_parents(paths: Iterable[Path]) -> set[Path]:
     return result
 
 
-def encoded(paths: Iterable[Path]) -> dict[str, Any]:
-    """The paths as `fieldsV1`."""
+@lru_cache(maxsize=512)
+def encoded(paths: frozenset[Path]) -> dict[str, Any]:
+    """The paths as `fieldsV1`. Objects of one shape have the same: it is shared, and not to be changed."""
     return _fields(_tree(paths))
 
 

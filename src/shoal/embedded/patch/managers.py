@@ -37,14 +37,9 @@ class Record:
         return replace(self, paths=self.paths - paths, stored=None)
 
     @property
-    def identity(self) -> str:
+    def identity(self) -> tuple[str, str, str, str]:
         """Who this is: appliers are the same whatever version they use."""
-        known = {"manager": self.manager, "operation": self.operation}
-        if self.operation == "Update":
-            known["apiVersion"] = self.version
-        if self.subresource:
-            known["subresource"] = self.subresource
-        return json.dumps(known, separators=(",", ":"))
+        return self.manager, self.operation, self.version if self.operation == "Update" else "", self.subresource
 
     def entry(self) -> dict[str, Any]:
         """The record as it is stored."""

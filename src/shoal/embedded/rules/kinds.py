@@ -18,7 +18,7 @@ from shoal.embedded.errors import (
 )
 from shoal.embedded.kinds import Kind
 from shoal.embedded.names import config_key_errors
-from shoal.embedded.rules import pods
+from shoal.embedded.rules import events, pods
 from shoal.embedded.rules.shapes import canonical_quantities
 from shoal.embedded.rules.workloads import WORKLOADS, count_template, default_workload, workload_errors
 from shoal.model.quantity import parse
@@ -34,8 +34,9 @@ _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _NOT_READY: Final = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 
 
-def default(obj: Object, kind: Kind, *, created: bool) -> None:
-    """Fill in, in place, what the server adds to an object of this kind."""
+def default(obj: Object, kind: Kind, old: Object | None) -> None:
+    """Fill in, in place, what the server adds to an object of this kind. `old` is its state before, if it has one."""
+    created = old is None
     if kind.custom:
         prune(obj, kind.schema)
         fill_in(obj, kind.schema)
@@ -45,10 +46,11 @@ def default(obj: Object, kind: Kind, *, created: bool) -> None:
             obj.pop("status", None)
         default_workload(obj, kind)
     elif kind.kind == "Pod":
-        if created:
+        if old is None:
             pods.default_pod(obj, kind)
         else:
-            pods.default_spec(obj.setdefault("spec", {}), kind)
+            if obj.get("spec") is not old["spec"]:
+                pods.default_spec(obj.setdefault("spec", {}), kind)
             _default_times(obj.setdefault("status", {}), "lastProbeTime")
     elif kind.kind == "Node":
         _default_node(obj, kind, created=created)
@@ -57,7 +59,7 @@ def default(obj: Object, kind: Kind, *, created: bool) -> None:
     elif kind.kind == "Secret":
         _default_secret(obj)
     elif kind.kind == "Event":
-        _default_event(obj)
+        events.default_event(obj)
     elif kind.kind == "CronJob":
         _default_cron_job(obj, kind)
     elif kind.kind == "CustomResourceDefinition":
@@ -72,14 +74,14 @@ def default(obj: Object, kind: Kind, *, created: bool) -> None:
         obj.setdefault("spec", {})
 
 
-def errors(obj: Object, kind: Kind, subresource: str = "") -> list[FieldError]:
-    """What is wrong with an object of this kind, beyond its metadata."""
+def errors(obj: Object, kind: Kind, old: Object | None, subresource: str = "") -> list[FieldError]:
+    """What is wrong with an object of this kind, beyond its metadata. `old` is its state before, if it has one."""
     if kind.custom:
         return status_errors(obj, kind.schema) if subresource == "status" else schema_errors(obj, kind.schema)
     if kind.kind in WORKLOADS:
         return workload_errors(obj, kind)
     if kind.kind == "Pod":
-        return pods.spec_errors(obj["spec"], "spec")
+        return pods.spec_errors(obj["spec"], "spec") if old is None or obj["spec"] is not old["spec"] else []
     if kind.kind == "Node":
         return _node_errors(obj)
     if kind.kind == "CustomResourceDefinition":
@@ -89,7 +91,7 @@ def errors(obj: Object, kind: Kind, subresource: str = "") -> list[FieldError]:
     if kind.kind == "Lease":
         return _lease_errors(obj["spec"])
     if kind.kind == "Event":
-        return _event_errors(obj)
+        return events.event_errors(obj, new=kind.home is not None)
     if kind.kind == "PodDisruptionBudget":
         return _budget_errors(obj["spec"])
     return []
@@ -119,14 +121,6 @@ def _lease_errors(spec: Object) -> list[FieldError]:
         why = "must be greater than or equal to 0"
         faults.append(invalid_value("spec.leaseTransitions", spec["leaseTransitions"], why))
     return faults
-
-
-def _event_errors(event: Object) -> list[FieldError]:
-    """An event is where its object is; that of an object without a namespace is in `default`."""
-    namespace = (event.get("involvedObject") or {}).get("namespace", "")
-    if event["metadata"]["namespace"] != (namespace or "default"):
-        return [invalid_value("involvedObject.namespace", namespace, "does not match event.namespace")]
-    return []
 
 
 def _budget_errors(spec: Object) -> list[FieldError]:
@@ -201,12 +195,19 @@ def note_change(new: Object, old: Object, kind: Kind) -> None:
         count_template(new, old)
 
 
+def creation_errors(obj: Object, kind: Kind) -> list[FieldError]:
+    """What may not be in a new object, though it may be in one that is there."""
+    return events.creation_errors(obj) if kind.kind == "Event" and kind.home is not None else []
+
+
 def change_errors(new: Object, old: Object, kind: Kind) -> list[FieldError]:
     """What of an object may not be changed in this way."""
     if kind.custom:
         return []
     if kind.kind == "Pod":
         return pods.change_errors(new, old)
+    if kind.kind == "Event" and kind.home is not None:
+        return events.change_errors(new, old)
     if kind.kind == "Secret" and new.get("type") != old.get("type"):
         return [invalid_value("type", new.get("type"), "field is immutable")]
     if kind.kind in ("ConfigMap", "Secret") and old.get("immutable"):
@@ -277,14 +278,6 @@ def _default_definition(definition: Object) -> None:
     names.setdefault("singular", str(names.get("kind", "")).lower())
     names.setdefault("listKind", f"{names.get('kind', '')}List")
     spec.setdefault("conversion", {"strategy": "None"})
-
-
-def _default_event(event: Object) -> None:
-    event.setdefault("source", {})
-    for name in ("firstTimestamp", "lastTimestamp", "eventTime"):
-        event.setdefault(name, None)
-    for name in ("reportingComponent", "reportingInstance"):
-        event.setdefault(name, "")
 
 
 def _default_times(status: Object, *names: str) -> None:

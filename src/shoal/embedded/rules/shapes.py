@@ -5,6 +5,7 @@ The real server decodes into full types; here only the fields that later code re
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -152,8 +153,21 @@ class _Reference(_Struct):
     name: _Text = None
 
 
+class _Series(_Struct):
+    count: int | None = None
+
+
 class _Event(_Base):
     involved_object: _Reference | None = None
+    regarding: _Reference | None = None
+    reason: _Text = None
+    message: _Text = None
+    note: _Text = None
+    action: _Text = None
+    reporting_component: _Text = None
+    reporting_controller: _Text = None
+    reporting_instance: _Text = None
+    series: _Series | None = None
 
 
 class _LeaseSpec(_Struct):
@@ -203,11 +217,15 @@ def check_shape(obj: dict[str, Any], kind: Kind) -> None:
         raise _refusal(kind, _go_words(str(error), kind)) from error
 
 
+#: The same few amounts come again with every pod. By type too: 1 and true are equal.
+_stored: Final = lru_cache(maxsize=1024, typed=True)(stored)
+
+
 def canonical_quantities(quantities: dict[str, Any], kind: Kind) -> dict[str, str]:
     """Quantities as the server writes them: `0.5` is `500m`, `1024Mi` is `1Gi`."""
     try:
-        return {name: stored(value) for name, value in quantities.items()}
-    except QuantityError as error:
+        return {name: _stored(value) for name, value in quantities.items()}
+    except (QuantityError, TypeError) as error:  # or no text and no number at all
         raise _refusal(kind, _QUANTITY_TEXT) from error
 
 

@@ -10,6 +10,14 @@ LABEL_REGION: Final = "topology.kubernetes.io/region"
 LABEL_OLD_ZONE: Final = "failure-domain.beta.kubernetes.io/zone"
 LABEL_OLD_REGION: Final = "failure-domain.beta.kubernetes.io/region"
 
+#: On an EndpointSlice: the Service it belongs to.
+LABEL_SERVICE: Final = "kubernetes.io/service-name"
+#: What a workload is, on it and on its pods.
+LABEL_APP: Final = "app.kubernetes.io/name"
+
+#: Where every kubelet renews a Lease, named as its node.
+NODE_LEASES: Final = "kube-node-lease"
+
 #: The scheduler of pods that name none.
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 

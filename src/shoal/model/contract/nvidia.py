@@ -1,8 +1,7 @@
 """NVIDIA's names: resources, device ids, node labels, environment, kubelet's sockets and the operator's files.
 
-Shoal serves these names where NVIDIA's own components would, and reads them where those run. It does not hand out MIG
-partitions or time slices itself: `nvidia.com/mig-*` and `nvidia.com/gpu.shared` are named here for those who count
-them.
+Shoal serves these names where NVIDIA's own components would, and reads them where those run. Placement knows whole
+cards only: `nvidia.com/mig-*` and `nvidia.com/gpu.shared` are counted by kubelet and handed out by the agent.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ RESOURCE_GPU: Final = "nvidia.com/gpu"
 SHARED_SUFFIX: Final = ".shared"
 RESOURCE_GPU_SHARED: Final = RESOURCE_GPU + SHARED_SUFFIX
 RESOURCE_MIG_PREFIX: Final = "nvidia.com/mig-"
+#: With this the UUID of a MIG partition begins.
+MIG_UUID_PREFIX: Final = "MIG-"
 #: Taint (and toleration key) users put on GPU nodes: `nvidia.com/gpu=present:NoSchedule`.
 TAINT_GPU: Final = RESOURCE_GPU
 TAINT_GPU_VALUE: Final = "present"
@@ -137,9 +138,13 @@ ENV_MPS_LOG_DIRECTORY: Final = "CUDA_MPS_LOG_DIRECTORY"
 ENV_MPS_PROTOCOL: Final = "CUDA_MPS_PROTOCOL_VERSION"
 ENV_MPS_MEMORY_LIMIT: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 ENV_MPS_THREAD_PERCENTAGE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+#: 0 is normal, 1 below that.
+ENV_MPS_PRIORITY: Final = "CUDA_MPS_CLIENT_PRIORITY"
 ENV_MPS_SM_PARTITION: Final = "CUDA_MPS_SM_PARTITION"
 VISIBLE_DEVICES_DIRECTORY: Final = "/var/run/nvidia-container-devices"
 MAX_MPS_CLIENTS: Final = 48
+#: The hook of NVIDIA's toolkit (1.20.1 and newer) that limits a container's cgroup by both memory variables.
+HOOK_MEMORY_LIMITS: Final = "apply-cuda-memory-limits"
 
 # Environment of the components
 ENV_DEVICE_LIST_STRATEGY: Final = "DEVICE_LIST_STRATEGY"
@@ -160,6 +165,8 @@ IGNORED_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
 DEVICE_PLUGIN_DIRECTORY: Final = "/var/lib/kubelet/device-plugins"
 KUBELET_SOCKET: Final = "kubelet.sock"
 KUBELET_CHECKPOINT: Final = "kubelet_internal_checkpoint"
+#: As the operator and NVIDIA's own manifest name it, and as its chart does by default.
+PLUGIN_DAEMONSETS: Final = ("nvidia-device-plugin-daemonset", "nvidia-device-plugin", "nvdp-nvidia-device-plugin")
 DEVICE_PLUGIN_SOCKET: Final = "nvidia-gpu.sock"
 DEVICE_PLUGIN_VERSION: Final = "v1beta1"
 POD_RESOURCES_SOCKET: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"

@@ -29,7 +29,9 @@ ANNOTATION_FAULTS: Final = "shoal.dev/gpu-faults"
 #: The slot resource of nodes whose memory is counted in node status: one per container that asks for a share.
 RESOURCE_SLOT: Final = "shoal.dev/gpu"
 CDI_KIND: Final = "shoal.dev/share"
-#: In a container: what keeps it to its share, one of `shoal.model.gpu.Isolation`.
+#: On a pod whose containers have started: what keeps them to their shares, one of `shoal.model.gpu.Isolation`.
+ANNOTATION_ISOLATION: Final = "shoal.dev/isolation"
+#: The same in a container.
 ENV_ISOLATION: Final = "SHOAL_ISOLATION"
 
 # Written by users
@@ -46,10 +48,17 @@ ANNOTATION_SIMULATE_PREFIX: Final = "shoal.dev/simulate."
 LABEL_ADMISSION: Final = "shoal.dev/admission"
 ADMISSION_IGNORE: Final = "ignore"
 
+# Workloads on a cluster: their names, which are also those of their roles, and of the scheduler's Lease
+NAME_SCHEDULER: Final = "shoal-scheduler"
+NAME_AGENT: Final = "shoal-agent"
+
 # Admission policies, each with a binding of the same name
 POLICY_PODS: Final = "shoal-gpu-requests"
 POLICY_TEMPLATES: Final = "shoal-gpu-requests-templates"
 POLICY_CRON_JOBS: Final = "shoal-gpu-requests-cronjobs"
+
+#: Ends the version that the embedded API server tells.
+EMBEDDED_VERSION: Final = "+shoal"
 
 # Endpoints of every service
 PATH_HEALTH: Final = "/healthz"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,8 @@ from shoal.embedded.nodes.errors import CheckpointError
 NO_NUMA: Final = -1
 _FNV_OFFSET: Final = 0x811C9DC5
 _FNV_PRIME: Final = 0x01000193
+#: Longer pieces are not kept with their hashes.
+_KEPT_LENGTH: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,26 +108,44 @@ def _entry(one: _Entry) -> Entry:
 
 def checksum(checkpoint: Checkpoint) -> int:
     """kubelet's checksum: FNV-1a over the data as its debug printer writes it."""
-    entries = " ".join(
+    pieces = ["(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)"]
+    pieces += _listed(map(_printed, checkpoint.entries)) if checkpoint.entries else ["<nil>"]
+    pieces.append(" RegisteredDevices:(map[string][]string)map")
+    pieces += _listed(f"{name}:[{' '.join(ids)}]" for name, ids in sorted(checkpoint.registered.items()))
+    return _fnv([*pieces, "}"])
+
+
+def _printed(one: Entry) -> str:
+    return (
         f"{{PodUID:(string){one.pod_uid} ContainerName:(string){one.container} ResourceName:(string){one.resource} "
         f"DeviceIDs:(checkpoint.DevicesPerNUMA)map[{_lists(one.devices)}] "
         f"AllocResp:([]uint8)[{' '.join(map(str, one.response))}]}}"
-        for one in checkpoint.entries
     )
-    listed = f"[{entries}]" if checkpoint.entries else "<nil>"
-    registered = " ".join(f"{name}:[{' '.join(ids)}]" for name, ids in sorted(checkpoint.registered.items()))
-    return _fnv(
-        f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry){listed} "
-        f"RegisteredDevices:(map[string][]string)map[{registered}]}}".encode()
-    )
+
+
+def _listed(pieces: Iterable[str]) -> list[str]:
+    return ["[", *(f"{' ' if number else ''}{piece}" for number, piece in enumerate(pieces)), "]"]
 
 
 def _lists(devices: Mapping[int, tuple[str, ...]]) -> str:
     return " ".join(f"{numa}:[{' '.join(ids)}]" for numa, ids in sorted(devices.items()))
 
 
-def _fnv(content: bytes) -> int:
+def _fnv(pieces: Iterable[str]) -> int:
+    """FNV-1a of all pieces. Most of them are as they were in the last checkpoint, and hashing is slow here.
+
+    A byte only ever meets the lowest byte of the hash, and so does a whole piece: the higher ones are just multiplied.
+    """
     value = _FNV_OFFSET
+    for piece in pieces:
+        content, low = piece.encode(), value & 0xFF
+        hashed = (_hashed if len(content) < _KEPT_LENGTH else _hashed.__wrapped__)(content, low)
+        value = ((value - low) * pow(_FNV_PRIME, len(content), 1 << 32) + hashed) & 0xFFFFFFFF
+    return value
+
+
+@lru_cache(maxsize=4096)
+def _hashed(content: bytes, value: int) -> int:
     for byte in content:
         value = ((value ^ byte) * _FNV_PRIME) & 0xFFFFFFFF
     return value

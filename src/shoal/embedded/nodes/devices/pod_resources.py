@@ -10,12 +10,15 @@ import grpc
 import grpc.aio
 
 from shoal.embedded.nodes.devices.accounting import Accounts
-from shoal.embedded.nodes.devices.checkpoint import NO_NUMA
+from shoal.embedded.nodes.devices.checkpoint import NO_NUMA, Entry
 from shoal.embedded.nodes.devices.plugins import socket_address
 from shoal.embedded.nodes.pods.states import containers_of
 from shoal.kubelet.api import podresources_pb2 as api
 from shoal.kubelet.api import podresources_pb2_grpc as rpc
 from shoal.model.request import ContainerKind
+
+#: By container and resource.
+_Holdings = dict[str, Mapping[str, Entry]]
 
 
 class PodResources(rpc.PodResourcesListerServicer):
@@ -28,6 +31,8 @@ class PodResources(rpc.PodResourcesListerServicer):
         self._accounts = accounts
         self._pods = pods
         self._server: grpc.aio.Server | None = None
+        #: By pod, what its containers have, and the same as a message.
+        self._told: dict[str, tuple[_Holdings, api.PodResources]] = {}
 
     async def start(self) -> None:
         """Serve."""
@@ -49,7 +54,12 @@ class PodResources(rpc.PodResourcesListerServicer):
         self, request: api.ListPodResourcesRequest, context: object
     ) -> api.ListPodResourcesResponse:
         """All active pods."""
-        return api.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self._pods()])
+        pods = list(self._pods())
+        answer = api.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in pods])
+        if len(self._told) > len(pods):
+            active = {pod["metadata"]["uid"] for pod in pods}
+            self._told = {uid: told for uid, told in self._told.items() if uid in active}
+        return answer
 
     async def Get(  # noqa: N802 - the wire's name
         self,
@@ -80,16 +90,21 @@ class PodResources(rpc.PodResourcesListerServicer):
 
     def _pod(self, pod: Mapping[str, Any]) -> api.PodResources:
         meta, accounts = pod["metadata"], self._accounts()
-        containers = [
+        holdings = {
             # Ordinary init containers are not listed.
-            api.ContainerResources(name=one["name"], devices=_held(accounts, meta["uid"], one["name"]))
+            one["name"]: accounts.held_by(meta["uid"], one["name"])
             for kind, one in containers_of(pod["spec"])
             if kind is not ContainerKind.INIT
-        ]
-        return api.PodResources(name=meta["name"], namespace=meta["namespace"], containers=containers)
+        }
+        told = self._told.get(meta["uid"])
+        if told is None or told[0] != holdings:
+            containers = [api.ContainerResources(name=name, devices=_devices(held)) for name, held in holdings.items()]
+            message = api.PodResources(name=meta["name"], namespace=meta["namespace"], containers=containers)
+            told = self._told[meta["uid"]] = ({name: dict(held) for name, held in holdings.items()}, message)
+        return told[1]
 
 
-def _held(accounts: Accounts, uid: str, container: str) -> list[api.ContainerDevices]:
+def _devices(held: Mapping[str, Entry]) -> list[api.ContainerDevices]:
     """An entry for each device, as kubelet lists them."""
     return [
         api.ContainerDevices(
@@ -97,7 +112,7 @@ def _held(accounts: Accounts, uid: str, container: str) -> list[api.ContainerDev
             device_ids=[one],
             topology=None if numa == NO_NUMA else api.TopologyInfo(nodes=[api.NUMANode(ID=numa)]),
         )
-        for resource, entry in accounts.held_by(uid, container).items()
+        for resource, entry in held.items()
         for numa, ids in entry.devices.items()
         for one in ids
     ]

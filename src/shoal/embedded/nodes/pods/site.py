@@ -10,10 +10,10 @@ from shoal.embedded.deletion import Deletion
 from shoal.embedded.kinds import NODES
 from shoal.embedded.nodes.clock import Clock
 from shoal.embedded.nodes.devices.manager import DeviceManager
-from shoal.embedded.nodes.events import Recorder
 from shoal.embedded.nodes.host import Host
 from shoal.embedded.nodes.pods.admission import Amounts, requests_of
 from shoal.embedded.nodes.pods.states import Timing
+from shoal.embedded.recorder import Recorder
 from shoal.embedded.registry import Registry
 from shoal.embedded.store import Object
 
@@ -29,6 +29,8 @@ class Site:
     recorder: Recorder
     clock: Clock
     timing: Timing
+    #: Of all nodes of the process, as many pods at a time deal with their plugins.
+    plugin_calls: asyncio.Semaphore
     #: One pod at a time is admitted.
     admission: asyncio.Lock = field(default_factory=asyncio.Lock)
     _taken: dict[str, tuple[Object, Amounts]] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from shoal.embedded.nodes.pods.states import ContainerRun, Ended, Running
 from shoal.embedded.nodes.pods.workload import failed, plan_of
 from shoal.embedded.rules.pods import containers
 from shoal.embedded.store import Object
-from shoal.kubelet.cdi import CdiError, ContainerEdits, DeviceNode, Mount, load, resolve
+from shoal.kubelet.cdi import CdiError, ContainerEdits, DeviceNode, Mount, resolve
 
 log = logging.getLogger(__name__)
 _NOT_STARTED: Final = (
@@ -74,7 +74,7 @@ class PodWorker:
     async def _admit(self) -> bool:
         """Take the pod or refuse it. Pods are admitted one after another, as on a real node."""
         site = self._site
-        async with site.admission:
+        async with site.admission, site.plugin_calls:
             self._refresh()
             if self._is_ending():
                 self._let_go()
@@ -117,7 +117,8 @@ class PodWorker:
             self._publish(run)
             if step.start:
                 for one in step.start:
-                    await self._start(run, one)
+                    async with site.plugin_calls:
+                        await self._start(run, one)
                 continue
             moments = [moment for moment in (step.wake, more) if moment is not None]
             await site.clock.wait(self.wake, min(moments, default=None))
@@ -217,7 +218,7 @@ class PodWorker:
         )
         names = [device.name for answer in responses for device in answer.cdi_devices]
         if names:
-            edits += resolve(names, load(host.folders.cdi))
+            edits += resolve(names, host.cdi_files.load())
         return Creation(edits.environment(env.variables), env.secret, edits)
 
     def _fetch(self, plural: str, name: str) -> Object | None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
-from shoal.embedded.controllers.actions import Event
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import EVENTS
 from shoal.embedded.registry import Registry, timestamp
@@ -39,28 +38,42 @@ class _Allowance:
 
 
 class Recorder:
-    """Writes the events of one controller."""
+    """Writes the events of a component, or of several of one program. Nobody manages their fields without a manager."""
 
-    def __init__(self, registry: Registry, component: str) -> None:
+    def __init__(self, registry: Registry, component: str, *, manager: str | None = None) -> None:
         self._registry = registry
         self._component = component
+        self._manager = manager
         self._alike: OrderedDict[Any, _Alike] = OrderedDict()
         self._allowances: OrderedDict[Any, _Allowance] = OrderedDict()
         #: The names of the events that were written, by what they say.
         self._written: OrderedDict[Any, str] = OrderedDict()
 
-    def record(self, about: Object, event: Event) -> None:
-        """Tell of something that happened to an object."""
+    def tell(
+        self,
+        about: Object,
+        reason: str,
+        message: str,
+        *,
+        warning: bool = False,
+        component: str = "",
+        host: str = "",
+        field_path: str = "",
+    ) -> None:
+        """Tell of something that happened to an object, or to the part of it at `field_path`."""
         now = self._registry.clock()
-        kind = "Warning" if event.warning else "Normal"
-        of = (about["metadata"]["uid"], kind)
-        message, key = self._combined((*of, event.reason), event.message, now)
+        kind = "Warning" if warning else "Normal"
+        source = {"component": component or self._component, **({"host": host} if host else {})}
+        of = (*source.values(), about["metadata"]["uid"], kind)
+        message, key = self._combined((*of, field_path, reason), message, now)
         if not self._allowed(of, now):
             return
         namespace = about["metadata"].get("namespace", "default")
         try:
-            if not self._count(namespace, key, message, now):
-                self._write(about, event.reason, message, kind, key, now)
+            if self._count(namespace, key, message, now):
+                return
+            event = {"reason": reason, "message": message, "type": kind, "source": source}
+            self._write(about, field_path, event, key, now)
         except ApiStatus:
             return  # as in the real one, an event that cannot be written is given up: its namespace ends, mostly
 
@@ -94,31 +107,34 @@ class Recorder:
         self._registry.update(EVENTS, namespace, old["metadata"]["name"], new, manager=None)
         return True
 
-    def _write(self, about: Object, reason: str, message: str, kind: str, key: Any, now: datetime) -> None:
-        metadata = about["metadata"]
-        namespace, when = metadata.get("namespace", "default"), timestamp(now)
-        number = int(now.timestamp() * 1_000_000) * 1000 + len(self._written) % 1000
-        about_fields = ("namespace", "name", "uid", "resourceVersion")
-        event: Object = {
-            "metadata": {"name": f"{metadata['name']}.{number:x}", "namespace": namespace},
-            "involvedObject": {
-                "kind": about["kind"],
-                "apiVersion": about["apiVersion"],
-                **{name: metadata[name] for name in about_fields if name in metadata},
-            },
-            "reason": reason,
-            "message": message,
-            "type": kind,
+    def _write(self, about: Object, field_path: str, event: Object, key: Any, now: datetime) -> None:
+        metadata, when = about["metadata"], timestamp(now)
+        # The version tells events of one moment apart.
+        number = int(now.timestamp() * 1_000_000) * 1000 + self._registry.store.version % 1000
+        event = {
+            "metadata": {"name": f"{metadata['name']}.{number:x}"},
+            "involvedObject": _reference(about, field_path),
+            **event,
             "count": 1,
             "firstTimestamp": when,
             "lastTimestamp": when,
-            "source": {"component": self._component},
-            "reportingComponent": self._component,
+            "reportingComponent": event["source"]["component"],
+            "reportingInstance": event["source"].get("host", ""),
         }
-        written = self._registry.create(EVENTS, namespace, event, manager="kube-controller-manager")
+        namespace = metadata.get("namespace", "default")
+        written = self._registry.create(EVENTS, namespace, event, manager=self._manager)
         self._written[key] = written["metadata"]["name"]
         while len(self._written) > _KEPT:
             self._written.popitem(last=False)
+
+
+def _reference(about: Object, field_path: str) -> Object:
+    metadata = about["metadata"]
+    # Who tells of nodes knows their names alone.
+    names = ("namespace", "name", "uid", *(("resourceVersion",) if about["kind"] != "Node" else ()))
+    reference = {name: metadata[name] for name in names if name in metadata}
+    reference |= {"kind": about["kind"], "apiVersion": about["apiVersion"]}
+    return reference | ({"fieldPath": field_path} if field_path else {})
 
 
 def _recent(kept: OrderedDict[Any, _T], key: Any, new: _T) -> _T:
