@@ -1,10 +1,14 @@
 """Settings of the services: file, flags, and what is said of those that cannot be used."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shoal.agent.config import Config as AgentConfig
 from shoal.cli.main import main
@@ -68,6 +72,24 @@ def test_what_the_agent_cannot_use_is_named(tmp_path: Path, text: str, words: st
     with pytest.raises(SettingsError, match=str(path)) as told:
         load(AgentConfig, path, {}, command="agent")
     assert words in str(told.value)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(["nodeName", "memoryUnit", "resources", "mpsClients", "port", "policy", "election", "tls", "x"])
+
+
+@settings(max_examples=30)
+@given(st.dictionaries(KEYS, ANYTHING, max_size=5) | ANYTHING)
+def test_no_file_does_worse_than_a_message(tmp_path_factory: pytest.TempPathFactory, document: object) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_text(yaml.safe_dump(document))
+    for kind, command in ((AgentConfig, "agent"), (SchedulerConfig, "scheduler")):
+        with contextlib.suppress(SettingsError):
+            assert isinstance(load(kind, path, {}, command=command), kind)
 
 
 def test_a_file_that_is_not_there_is_named() -> None:

@@ -4,8 +4,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,25 +12,8 @@ from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import NODES, PODS
+from tests.cli.shoal_up import running
 from tests.kube.waiting import until
-
-
-@contextmanager
-def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process and what it said until it was ready."""
-    command = [sys.executable, "-c", "from shoal.cli.main import main; main()", "up", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    said = ""
-    try:
-        while "Ctrl-C" not in said:
-            line = process.stdout.readline()
-            assert line, process.communicate()
-            said += line
-        yield process, said
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def clients(said: str) -> list[Client]:

@@ -30,6 +30,11 @@ def allocation_of(pod: Mapping[str, object], *, node: NodeGpus, unit: MemoryUnit
         manifest = read_pod(pod)
     except RequestError as error:
         raise CodecError(str(error)) from error
+    return allocation_of_manifest(manifest, node=node, unit=unit)
+
+
+def allocation_of_manifest(manifest: PodManifest, *, node: NodeGpus, unit: MemoryUnit) -> Allocation | None:
+    """`allocation_of` for a pod that has been read already."""
     if not manifest.node:
         return None
     if manifest.node != node.name:

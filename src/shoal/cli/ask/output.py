@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -26,6 +27,11 @@ def emit(document: object, form: str) -> None:
     import yaml
 
     click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), nl=False)
+
+
+def styled(text: str, colour: str, *, bold: bool = False) -> str:
+    """Coloured text, unless NO_COLOR is set. Where the output is no terminal, click takes the colour out."""
+    return text if os.environ.get("NO_COLOR") else click.style(text, fg=colour, bold=bold)
 
 
 def aligned(rows: Sequence[Sequence[str]], *, gap: int = 3) -> str:

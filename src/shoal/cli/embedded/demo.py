@@ -193,8 +193,8 @@ def _problems(prefix: str, outcome: dict[str, Any], pods: list[Pod]) -> list[str
 
 async def _table(client: Client, cluster: Cluster) -> str:
     """The table of `kubectl inspect gpushare`."""
+    from shoal.cli.inspect.forms.summary import summary
     from shoal.cli.inspect.read import read_uses
-    from shoal.cli.inspect.summary import summary
 
     return summary(await read_uses(client, unit=cluster.plan.unit), cluster.plan.unit)
 

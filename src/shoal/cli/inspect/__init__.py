@@ -1,1 +1,1 @@
-"""The tables that `kubectl inspect gpushare` prints."""
+"""What is allocated of the cards of a cluster, read from its nodes and pods, and the tables that show it."""

@@ -1,59 +1,90 @@
-"""What the tables show, read from the API server: nodes with cards, and what the pods on them hold."""
+"""Nodes and pods from the API server: once, both lists at the same time. It needs the right to list both, no more."""
 
 from __future__ import annotations
 
-from shoal.cli.inspect.summary import UNKNOWN_ADDRESS, NodeUse
-from shoal.kube.client import Client
-from shoal.kube.objects.node import Node
-from shoal.kube.objects.pod import Pod
-from shoal.kube.resources import NODES, PODS, manifest_of
-from shoal.model.bound import allocation_of
-from shoal.model.contract.gpushare import MemoryUnit
-from shoal.model.errors import CodecError, RequestError
-from shoal.model.gpu import NodeGpus
-from shoal.model.node import node_gpus
-from shoal.model.pod import request_of
-from shoal.model.request import Share
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Container, Coroutine, Sequence
+from typing import Final, TypeVar
 
-_FINISHED = ("Succeeded", "Failed")
+from shoal.cli.inspect.objects import NODES, PODS, Node, Pod
+from shoal.cli.inspect.tally import Tally
+from shoal.cli.inspect.use import ClusterUse, NodeUse
+from shoal.kube.client import Client
+from shoal.kube.errors import GoneError, KubeError
+from shoal.model.contract.gpushare import MemoryUnit
+
+T = TypeVar("T")
+
+#: Finished pods hold nothing and are not sent.
+NOT_FINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+#: Seconds in which a request is on its way.
+_SENDING: Final = 0.001
+
+
+class NodeMissingError(KubeError):
+    """A node that was named is not there."""
+
+
+async def read_cluster(client: Client, *, names: Sequence[str] = (), unit: MemoryUnit | None = None) -> ClusterUse:
+    """The use of the nodes of these names, of all nodes when none is named."""
+    of_nodes, of_pods = selectors(names)
+    tally = Tally(unit)
+    async with _begun(_nodes(client, of_nodes, names)) as nodes:
+        try:
+            pods = await _pods(client, of_pods, nodes, tally)
+        except GoneError:  # the list expired on the way
+            pods = (await client.list(PODS, fields=of_pods)).items
+        return tally.of((await nodes).values(), pods, everywhere=not names)
+
+
+@contextlib.asynccontextmanager
+async def _begun(work: Coroutine[None, None, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """A task that goes on meanwhile, and ends with the block whatever became of it."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _nodes(client: Client, fields: str, names: Sequence[str]) -> dict[str, Node]:
+    there = {node.metadata.name: node for node in (await client.list(NODES, fields=fields)).items}
+    check_names(names, there)
+    return {name: there[name] for name in names or there}
+
+
+async def _pods(client: Client, fields: str, nodes: asyncio.Task[dict[str, Node]], tally: Tally) -> list[Pod]:
+    """All pods. A page is asked for before the one before it is looked at, so that the server is never idle."""
+    pods: list[Pod] = []
+    page = await client.page(PODS, fields=fields)
+    while more := page.metadata.continue_:
+        async with _begun(client.page(PODS, fields=fields, continue_=more)) as asked:
+            await asyncio.sleep(_SENDING)
+            pods += page.items or ()
+            if nodes.done():
+                tally.look_at(nodes.result().values(), page.items or ())
+            page = await asked
+    return pods + list(page.items or ())
 
 
 async def read_uses(client: Client, *, unit: MemoryUnit) -> list[NodeUse]:
     """Every node with cards, by name."""
-    nodes = (await client.list(NODES)).items
-    pods = [pod for pod in (await client.list(PODS)).items if pod.status.phase not in _FINISHED]
-    by_node: dict[str, list[Pod]] = {}
-    for pod in pods:
-        by_node.setdefault(pod.spec.node_name, []).append(pod)
-    uses = []
-    for node in sorted(nodes, key=lambda node: node.metadata.name):
-        gpus = node_gpus(manifest_of(node), unit=unit)
-        if gpus.gpus:
-            uses.append(_use(gpus, node, by_node.get(node.metadata.name, []), unit))
-    return uses
+    return list((await read_cluster(client, unit=unit)).nodes)
 
 
-def _use(gpus: NodeGpus, node: Node, pods: list[Pod], unit: MemoryUnit) -> NodeUse:
-    held: dict[str, Share] = {}
-    pending = 0
-    for pod in pods:
-        try:
-            allocation = allocation_of(manifest_of(pod), node=gpus, unit=unit)
-        except CodecError:
-            allocation = None
-        if allocation is None:
-            pending += _asked_mib(pod, unit)
-            continue
-        for uuid, share in allocation.held().items():
-            held[uuid] = held.get(uuid, Share()) + share
-    address = next((one.address for one in node.status.addresses if one.type == "InternalIP"), UNKNOWN_ADDRESS)
-    return NodeUse(gpus, address, held, pending)
+def selectors(names: Sequence[str]) -> tuple[str, str]:
+    """What to ask for, of nodes and of pods: one node by its name, else all of them."""
+    if len(names) == 1:
+        return f"metadata.name={names[0]}", f"spec.nodeName={names[0]},{NOT_FINISHED}"
+    return "", NOT_FINISHED
 
 
-def _asked_mib(pod: Pod, unit: MemoryUnit) -> int:
-    """What a pod asks for whose card is not known; nothing when that cannot be read either."""
-    try:
-        request = request_of(manifest_of(pod), unit=unit)
-    except RequestError:
-        return 0
-    return sum(container.gpus * container.share.memory_mib for container in request.containers)
+def check_names(names: Sequence[str], there: Container[str]) -> None:
+    """Raises NodeMissingError for a name that is not there."""
+    for name in names:
+        if name not in there:
+            raise NodeMissingError(f'nodes "{name}" not found: see `kubectl get nodes` for their names')

@@ -1,0 +1,1 @@
+"""`shoal doctor`: what is wrong with an installation, and how to put it right."""

@@ -1,0 +1,1 @@
+"""The checks. Pure: facts in, findings out."""

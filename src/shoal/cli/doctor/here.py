@@ -1,0 +1,78 @@
+"""The machine itself, for who sits on a node: driver, kubelet's sockets, CDI, cgroups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from shoal.agent.paths import HostPaths
+from shoal.cli.doctor.finding import Finding, failed, note, ok, warning
+from shoal.gpu.errors import GpuError
+from shoal.gpu.protocol import Nvml
+from shoal.model.contract import nvidia
+
+
+def look(paths: HostPaths, nvml: Callable[[], Nvml]) -> Iterator[Finding]:
+    """All checks of this machine."""
+    yield from _driver(nvml)
+    yield from _kubelet(paths)
+    yield from _cdi(paths)
+    yield from _cgroups(paths)
+
+
+def _driver(nvml: Callable[[], Nvml]) -> Iterator[Finding]:
+    try:
+        driver = nvml()
+    except GpuError as error:
+        yield failed("driver", str(error), "install NVIDIA's driver, or run where its library is mounted")
+        return
+    try:
+        version, cards = driver.driver().version, driver.survey().cards
+    except GpuError as error:
+        yield failed("driver", str(error), "see dmesg for NVRM and Xid lines; reset the card or reboot")
+        return
+    finally:
+        driver.close()
+    if not cards:
+        yield failed("driver", f"{version}, and no card", "see lspci for NVIDIA devices, and dmesg for NVRM lines")
+    else:
+        yield ok("driver", f"{version}, {len(cards)} card(s)")
+
+
+def _kubelet(paths: HostPaths) -> Iterator[Finding]:
+    for name, path in (("device plugins", paths.registration), ("PodResources", paths.pod_resources)):
+        if not path.is_socket():
+            yield failed("kubelet", f"no socket for {name} at {path}", "start kubelet, or run this on the node as root")
+        else:
+            yield ok("kubelet", f"answers for {name}")
+
+
+def _cdi(paths: HostPaths) -> Iterator[Finding]:
+    own = paths.own_cdi
+    if own.is_dir() and not os.access(own, os.W_OK):
+        yield warning("cdi", f"{own} cannot be written", "run as root; the agent writes its specs there")
+    found = [path for folder in paths.cdi for path in _specs(folder)]
+    if any(nvidia.RESOURCE_GPU in _text(path) for path in found):
+        yield ok("cdi", "NVIDIA's own spec is there")
+    else:
+        yield note("cdi", "no spec of NVIDIA's toolkit", f"nvidia-ctk cdi generate --output={own}/nvidia.yaml")
+
+
+def _cgroups(paths: HostPaths) -> Iterator[Finding]:
+    if paths.cgroup2.exists():
+        yield ok("cgroups", "version 2")
+    else:
+        yield note("cgroups", "not version 2: no memory walls by cgroup", "boot with cgroup version 2")
+
+
+def _specs(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("*.yaml"), *folder.glob("*.json")]) if folder.is_dir() else []
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 16)
+    except OSError:
+        return ""

@@ -1,0 +1,136 @@
+"""`kubectl inspect gpushare` and `shoal inspect`: what is allocated of the cards of a cluster."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from shoal.cli.ask.connection import Connection, ask, connected
+from shoal.cli.ask.output import emit, output
+
+if TYPE_CHECKING:
+    from shoal.cli.inspect.use import ClusterUse
+    from shoal.kube.client import Client
+    from shoal.model.contract.gpushare import MemoryUnit
+
+_UNITS = ("GiB", "MiB")
+
+
+class FailedError(click.ClickException):
+    """An error in gpushare's words."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"Failed due to {self.message}", file=file, err=file is None)
+
+
+@click.command("inspect", short_help="Show what is allocated of each card (kubectl inspect gpushare).")
+@click.argument("nodes", nargs=-1, metavar="[NODE]...")
+@click.option("-d", "--details", is_flag=True, help="For each node, what every pod has of each card.")
+@click.option("-w", "--watch", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
+@click.option("--pending", is_flag=True, help="Say why pods have no card; on a terminal it is always said.")
+@click.option("--used", is_flag=True, help="Requested against really used memory; needs a metrics service.")
+@click.option("--memory-unit", type=click.Choice(_UNITS), help="What 1 of aliyun.com/gpu-mem means; else found out.")
+@output("wide")
+@connected
+def inspect(
+    nodes: tuple[str, ...],
+    details: bool,
+    watch: bool,
+    pending: bool,
+    used: bool,
+    memory_unit: str | None,
+    form: str | None,
+    connection: Connection,
+) -> None:
+    """Show what is allocated of each card, on all nodes or those named.
+
+    \b
+    kubectl inspect gpushare
+    kubectl inspect gpushare -d node-1
+    kubectl inspect gpushare -o wide
+    kubectl inspect gpushare -w
+    """
+    if details and form is not None:
+        raise click.UsageError(f"-d is a table of its own: leave out -o {form}, which has the pods of each card too")
+    if used:
+        raise FailedError(
+            "--used: nothing measures what pods use of their cards yet, so there is nothing to compare with: "
+            "leave out --used"
+        )
+    from shoal.model.contract.gpushare import MemoryUnit
+
+    unit = MemoryUnit(memory_unit) if memory_unit else None
+    show = Form(form, details=details, explained=pending or sys.stdout.isatty())
+    try:
+        if watch:
+            _follow(connection, nodes, unit, show)
+        else:
+            _once(connection, nodes, unit, show)
+    except click.ClickException as error:
+        raise FailedError(error.message) from error
+
+
+def inspect_gpushare() -> None:
+    """The same as a plugin of kubectl."""
+    inspect.main(prog_name="kubectl inspect gpushare")
+
+
+class Form:
+    """In which form the cluster is shown."""
+
+    def __init__(self, name: str | None, *, details: bool, explained: bool) -> None:
+        self._name = name
+        self._details = details
+        self._explained = explained
+
+    def show(self, cluster: ClusterUse) -> None:
+        """Print it."""
+        if self._name in ("json", "yaml"):
+            from shoal.cli.inspect.forms.document import document
+
+            emit(document(cluster), self._name or "")
+            return
+        from shoal.cli.inspect.forms.waiting import waiting
+
+        click.echo(self._table(cluster) + (waiting(cluster) if self._explained else ""), nl=False)
+
+    def _table(self, cluster: ClusterUse) -> str:
+        if self._name == "wide":
+            from shoal.cli.inspect.forms.wide import wide
+
+            return wide(cluster)
+        if self._details:
+            from shoal.cli.inspect.forms.details import details
+
+            return details(cluster.sharing, cluster.unit)
+        from shoal.cli.inspect.forms.summary import summary
+
+        return summary(cluster.sharing, cluster.unit)
+
+
+def _once(connection: Connection, names: tuple[str, ...], unit: MemoryUnit | None, form: Form) -> None:
+    from shoal.cli.inspect.read import read_cluster
+
+    async def question(client: Client, _: str) -> ClusterUse:
+        return await read_cluster(client, names=names, unit=unit)
+
+    # Next to nothing made here is garbage before the end, and looking for it takes a third of the time.
+    gc.disable()
+    try:
+        form.show(ask(connection, question, reading="nodes and pods"))
+    finally:
+        gc.enable()
+
+
+def _follow(connection: Connection, names: tuple[str, ...], unit: MemoryUnit | None, form: Form) -> None:
+    from shoal.cli.inspect.follow import follow
+    from shoal.cli.inspect.live import watching
+    from shoal.kube.errors import KubeError
+
+    try:
+        watching(connection, lambda client: follow(client, form.show, names=names, unit=unit))
+    except KubeError as error:
+        raise FailedError(str(error)) from error

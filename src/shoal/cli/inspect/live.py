@@ -1,0 +1,87 @@
+"""The same, kept up to date: watches nodes and pods, and says when there is something new to show."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import TypeVar
+
+from shoal.cli.ask.connection import Connection
+from shoal.cli.inspect.objects import NODES, PODS, Node, Pod
+from shoal.cli.inspect.read import check_names, selectors
+from shoal.cli.inspect.tally import Tally
+from shoal.cli.inspect.use import ClusterUse
+from shoal.kube.client import Client
+from shoal.kube.errors import KubeError
+from shoal.kube.reflector import Reflector
+from shoal.model.contract.gpushare import MemoryUnit
+
+T = TypeVar("T")
+
+#: Seconds between two looks at whether the server answers.
+_LOOK = 0.1
+
+
+class Live:
+    """A cluster that is watched. Use it in `async with`, which returns when all is read; raises KubeError if it is not.
+
+    It needs the right to list and watch nodes and pods.
+    """
+
+    def __init__(self, client: Client, *, names: Sequence[str] = (), unit: MemoryUnit | None = None) -> None:
+        #: Set by every change; whoever waits clears it.
+        self.changed = asyncio.Event()
+        self._names = tuple(names)
+        self._tally = Tally(unit)
+        self._stack = AsyncExitStack()
+        of_nodes, of_pods = selectors(names)
+        self._nodes: Reflector[Node] = Reflector(client, NODES, fields=of_nodes, consumers=[self._on_change])
+        self._pods: Reflector[Pod] = Reflector(client, PODS, fields=of_pods, consumers=[self._on_change])
+
+    async def __aenter__(self) -> Live:
+        async with AsyncExitStack() as stack:
+            for reflector in (self._nodes, self._pods):
+                await stack.enter_async_context(reflector)
+            while not (self._nodes.synced.is_set() and self._pods.synced.is_set()):
+                if (error := self._error()) is not None:
+                    raise error
+                await asyncio.sleep(_LOOK)
+            check_names(self._names, [node.metadata.name for node in self._nodes.store])
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    @property
+    def trouble(self) -> str:
+        """Why what is shown may be old; empty while all is well."""
+        error = self._error()
+        return "" if error is None else str(error)
+
+    def cluster(self) -> ClusterUse:
+        """What is allocated now."""
+        nodes = [node for node in self._nodes.store if not self._names or node.metadata.name in self._names]
+        return self._tally.of(nodes, self._pods.store, everywhere=not self._names)
+
+    def _error(self) -> KubeError | None:
+        return self._nodes.last_error or self._pods.last_error
+
+    def _on_change(self, _: object) -> None:
+        self.changed.set()
+
+
+def watching(connection: Connection, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Run what watches the cluster. Raises KubeError when it cannot be reached."""
+    logging.getLogger("shoal.kube").setLevel(logging.CRITICAL)  # trouble is shown, not logged
+
+    async def run() -> T:
+        async with Client(connection.access()) as client:
+            return await work(client)
+
+    return asyncio.run(run())

@@ -1,0 +1,1 @@
+"""`shoal top`: a live picture of nodes, cards and pods in a terminal."""

@@ -1,0 +1,188 @@
+"""The picture as lines of text: a head, one line for each node, card or pod, and who waits. Pure.
+
+A filter keeps the lines in which its letters stand, whatever their case; totals stay those of the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.cli.inspect.forms.wide import amount, health, status
+from shoal.cli.inspect.use import ClusterUse, NodeUse, PodUse, natural, percent, taken, totals
+from shoal.cli.top.view import Order, Subject, View
+from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.gpu import Gpu
+
+BAR: Final = 20
+_KEYS: Final = "q quit  1 nodes  2 cards  3 pods  s sort  / filter  arrows scroll"
+_TINTS: Final = {"green": "\x1b[32m", "yellow": "\x1b[33m", "red": "\x1b[31m", "head": "\x1b[7m"}
+_PLAIN: Final = "\x1b[0m"
+#: From these shares on, a bar is yellow or red.
+_HIGH: Final = ((90, "red"), (60, "yellow"))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the picture, and what it is sorted by."""
+
+    cells: tuple[str, ...]
+    key: tuple[object, ...]
+    used: int = 0
+    free: int = 0
+    pods: int = 0
+    #: How full the bar of the line is, in percent; None for lines without one.
+    full: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The room there is. No height shows every line."""
+
+    width: int
+    height: int | None = None
+
+
+def body_height(size: Size) -> int:
+    """How many lines of the body are in sight: without the three of the head and the one below."""
+    return max(1, (size.height or 0) - 4)
+
+
+def frame(cluster: ClusterUse, view: View, size: Size, *, colour: bool, trouble: str = "") -> list[str]:
+    """All lines, none wider than the room."""
+    unit = cluster.unit or MemoryUnit.GIB
+    head, lines = _lines(cluster, view.subject, unit)
+    shown = [line for line in _sorted(lines, view.order) if _matches(line, view.filter)]
+    body = _laid_out([head, *(line.cells for line in shown)])
+    waiting = [
+        f"waits: {pod.namespace}/{pod.name}: {pod.why}"
+        for pod in _without_card(cluster)
+        if view.filter.lower() in f"{pod.namespace}/{pod.name}".lower()
+    ]
+    texts = body[1:] + waiting
+    fulls = [line.full for line in shown] + [None] * len(waiting)
+    room = len(texts) if size.height is None else body_height(size)
+    first = min(view.first, max(0, len(texts) - room))
+    picture = [_title(cluster, unit)[: size.width], _state(view, trouble)[: size.width]]
+    picture.append(_tinted(body[0][: size.width].ljust(size.width), "head", colour=colour))
+    for text, full in zip(texts[first : first + room], fulls[first : first + room], strict=True):
+        picture.append(_with_bar(text[: size.width], full, colour=colour))
+    if size.height is not None:
+        picture.append(_below(first, room, len(texts))[: size.width])
+    return [line.rstrip() if not colour else line for line in picture]
+
+
+def _title(cluster: ClusterUse, unit: MemoryUnit) -> str:
+    allocated, total = totals(cluster.nodes, unit)
+    cards = sum(len(use.node.gpus) for use in cluster.nodes)
+    pods = sum(len(use.pods) for use in cluster.nodes)
+    without = len(_without_card(cluster))
+    return (
+        f"shoal top: nodes {len(cluster.nodes)}, cards {cards}, pods {pods}, without a card {without}; "
+        f"allocated {allocated}/{total} {unit.value} ({percent(allocated, total)}%)"
+    )
+
+
+def _state(view: View, trouble: str) -> str:
+    if trouble:
+        return f"What you see may be old: {trouble}"
+    if view.typing:
+        return f"filter: {view.filter}_"
+    kept = f"  filter: {view.filter}" if view.filter else ""
+    return f"{view.subject.value} by {view.order.value}{kept}"
+
+
+def _below(first: int, room: int, count: int) -> str:
+    where = f"{first + 1}-{min(first + room, count)} of {count}" if count else "nothing to show"
+    return f"{_KEYS}   {where}"
+
+
+def _without_card(cluster: ClusterUse) -> list[PodUse]:
+    return [pod for use in cluster.nodes for pod in use.pending] + list(cluster.waiting)
+
+
+def _lines(cluster: ClusterUse, subject: Subject, unit: MemoryUnit) -> tuple[tuple[str, ...], list[Line]]:
+    """The head and the lines of a subject."""
+    memory = f"ALLOCATED({unit.value})"
+    match subject:
+        case Subject.NODES:
+            nodes = [_node(use, unit) for use in cluster.nodes]
+            return ("NODE", "STATUS", "CARDS", "MEMORY", memory, "PODS"), nodes
+        case Subject.CARDS:
+            cards = [_card(use, gpu, unit) for use in cluster.nodes for gpu in use.node.gpus]
+            return ("NODE", "GPU", "MODEL", "MEMORY", memory, "COMPUTE", "HEALTH", "PODS"), cards
+        case Subject.PODS:
+            pods = [_pod(use, pod, unit) for use in cluster.nodes for pod in use.pods]
+            return ("NAMESPACE", "POD", "NODE", "PHASE", memory, "CARDS"), pods
+
+
+def _node(use: NodeUse, unit: MemoryUnit) -> Line:
+    used, total = use.totals(unit)
+    full, pods = percent(used, total), len(use.pods) + len(use.pending)
+    cells = (use.node.name, status(use), str(len(use.node.gpus)), bar(full), f"{used}/{total}", str(pods))
+    return Line(cells, natural(use.node.name), used, total - used, pods, full)
+
+
+def _card(use: NodeUse, gpu: Gpu, unit: MemoryUnit) -> Line:
+    holders = [pod for pod in use.pods if gpu.uuid in pod.held]
+    used, total = unit.ceil(use.allocated(gpu)), unit.floor(gpu.memory_mib)
+    share = use.share(gpu)
+    full = 100 if share.exclusive else percent(used, total)
+    cells = (
+        use.node.name,
+        str(gpu.index),
+        gpu.model or "-",
+        bar(full),
+        f"{used}/{total}",
+        "all" if share.exclusive else f"{share.compute}%",
+        health(gpu),
+        " ".join(f"{pod.name}={amount(pod.held[gpu.uuid], gpu, unit)}" for pod in holders) or "-",
+    )
+    return Line(cells, (*natural(use.node.name), gpu.index), used, total - used, len(holders), full)
+
+
+def _pod(use: NodeUse, pod: PodUse, unit: MemoryUnit) -> Line:
+    cards = [gpu for gpu in sorted(use.node.gpus, key=lambda gpu: gpu.index) if gpu.uuid in pod.held]
+    memory = sum(unit.ceil(taken(pod.held[gpu.uuid], gpu)) for gpu in cards)
+    where = " ".join(f"GPU{gpu.index}={amount(pod.held[gpu.uuid], gpu, unit)}" for gpu in cards)
+    phase = "Terminating" if pod.ending else pod.phase
+    cells = (pod.namespace, pod.name, use.node.name, phase, str(memory), where)
+    return Line(cells, (pod.namespace, natural(pod.name)), memory)
+
+
+def _sorted(lines: Sequence[Line], order: Order) -> list[Line]:
+    by_name = sorted(lines, key=lambda line: line.key)
+    if order is Order.NAME:
+        return by_name
+    return sorted(by_name, key=lambda line: -int(getattr(line, order.value)))
+
+
+def _matches(line: Line, wanted: str) -> bool:
+    return not wanted or wanted.lower() in " ".join(line.cells).lower()
+
+
+def _laid_out(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def bar(full: int) -> str:
+    """How full something is, as a bar. What is over-booked is shown full."""
+    marks = min(BAR, -(-BAR * full // 100))
+    return f"[{'|' * marks}{' ' * (BAR - marks)}]"
+
+
+def _with_bar(text: str, full: int | None, *, colour: bool) -> str:
+    """The line with its bar in colour."""
+    start = text.find("[|")
+    if full is None or not colour or start < 0:
+        return text
+    end = text.find("]", start)
+    end = len(text) if end < 0 else end
+    tint = next((name for least, name in _HIGH if full >= least), "green")
+    return text[: start + 1] + _tinted(text[start + 1 : end], tint, colour=True) + text[end:]
+
+
+def _tinted(text: str, tint: str, *, colour: bool) -> str:
+    return f"{_TINTS[tint]}{text}{_PLAIN}" if colour else text

@@ -1,0 +1,70 @@
+"""Small clusters as facts and as snapshot files: nodes and pods in the short forms of the scheduling suite."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from click.testing import CliRunner, Result
+
+from shoal.cli.ask.picture.archive import save
+from shoal.cli.ask.picture.facts import Facts, Settings
+from shoal.cli.ask.picture.picture import Picture
+from shoal.cli.main import main
+from shoal.kube.objects.node import Node
+from shoal.kube.objects.pod import Pod
+from shoal.scheduler.binder import annotations_of
+from tests.suites.scheduling import shorthand
+
+TAKEN = "2026-01-01T12:00:00Z"
+
+
+class Small:
+    """A cluster that grows pod by pod; those that fit are placed by the scheduler's own code."""
+
+    def __init__(self, nodes: dict[str, dict[str, Any]], *, policy: str = "binpack", **facts: Any) -> None:
+        made = (msgspec.convert(shorthand.node(name, short, mib=False), Node) for name, short in nodes.items())
+        settings = Settings(policy=policy, policy_from="the test")
+        self.facts = Facts(settings=settings, nodes=tuple(made), **facts)
+
+    def add(self, name: str, short: dict[str, Any], *, place: bool = True, **status: Any) -> Pod:
+        """A pod that comes a second after the last one."""
+        manifest = shorthand.pod(name, short)
+        second = len(self.facts.pods)
+        manifest["metadata"] |= {
+            "namespace": "default",
+            "uid": f"uid-{name}",
+            "creationTimestamp": f"2026-01-01T11:{second // 60:02}:{second % 60:02}Z",
+        }
+        manifest["status"] = {"phase": "Pending", **status}
+        pod = msgspec.convert(manifest, Pod)
+        if place:
+            pod = self._placed(pod)
+        self.facts = msgspec.structs.replace(self.facts, pods=(*self.facts.pods, pod))
+        return pod
+
+    def save(self, path: Path) -> Path:
+        """The snapshot of the cluster."""
+        save(self.facts, path, taken=TAKEN, shoal="test")
+        return path
+
+    def _placed(self, pod: Pod) -> Pod:
+        picture = Picture(self.facts)
+        allocation = picture.place(pod).allocation
+        if allocation is None:
+            return pod
+        node = picture.engine.ledger.node(allocation.node)
+        assert node is not None
+        assert node.inventory is not None
+        annotations = annotations_of(
+            pod, allocation, inventory=node.inventory, unit=self.facts.settings.memory_unit, now_ns=1
+        )
+        meta = msgspec.structs.replace(pod.metadata, annotations={**pod.metadata.annotations, **annotations})
+        spec = msgspec.structs.replace(pod.spec, node_name=allocation.node)
+        return msgspec.structs.replace(
+            pod, metadata=meta, spec=spec, status=msgspec.structs.replace(pod.status, phase="Running")
+        )
+
+
+def shoal(*arguments: str | Path, stdin: str | None = None) -> Result:
+    """A command as a user runs it, in this process."""
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)

@@ -1,0 +1,33 @@
+"""What somebody gets who installs the package and has no clone."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT, check=True)
+    (path,) = folder.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_commands_are_there(wheel: zipfile.ZipFile) -> None:
+    (path,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
+    commands = {line.split(" = ")[0] for line in wheel.read(path).decode().splitlines() if " = " in line}
+    assert commands == {"shoal", "kubectl-shoal", "kubectl-inspect-gpushare"}
+
+
+def test_the_demo_has_its_examples(wheel: zipfile.ZipFile) -> None:
+    inside = {name.removeprefix("shoal/examples/") for name in wheel.namelist() if name.startswith("shoal/examples/")}
+    assert inside == {path.name for path in (ROOT / "examples").iterdir()}
+
+
+def test_the_hook_can_be_built(wheel: zipfile.ZipFile) -> None:
+    assert "shoal/agent/limits/hook/shoal-limit.c" in wheel.namelist()
