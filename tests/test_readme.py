@@ -1,6 +1,9 @@
 """The README and the other documents tell what is so: their commands exist, their output is the real one."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -8,8 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.cli.main import main
+from tests.cli.shoal_up import running
+from tests.testbed import binaries
 
 ROOT = Path(__file__).parent.parent
+#: Where the package's commands are installed.
+SCRIPTS = Path(sys.executable).parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 
 
@@ -31,6 +38,34 @@ def test_the_demo_in_the_readme_is_the_real_one() -> None:
     assert result.exit_code == 0
     # A Job's pod may have ended by the time it is looked at.
     assert _steady(result.output).replace("succeeded", "running") == _steady(shown[1])
+
+
+def test_what_the_readme_lets_one_play_with_works(tmp_path: Path) -> None:
+    try:
+        kubectl = binaries.find("kubectl")
+    except binaries.BinariesError as error:
+        pytest.skip(f"kubectl: {error}")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    part = readme.partition("<!-- play -->")[2].partition("<!-- /play -->")[0]
+    start, rest = re.findall(r"```sh\n(.*?)```", part, re.DOTALL)
+    assert start.startswith(".venv/bin/shoal up ")
+    with running() as (_, told):
+        (kubeconfig,) = re.findall(r"KUBECONFIG=(\S+)", told)
+        assert "export KUBECONFIG=…" in rest
+        script = rest.replace("KUBECONFIG=…", f"KUBECONFIG={kubeconfig}").replace("$PWD/.venv/bin", str(SCRIPTS))
+        script = script.replace("cluster.json.gz", str(tmp_path / "cluster.json.gz"))
+        environment = {"PATH": f"{kubectl.parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+        done = subprocess.run(
+            ["bash", "-euxo", "pipefail", "-c", script],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    for words in ("NAMESPACE  GPU0(Allocated)", "default/too-big waits for a node.", "Pod four-cards fits: 1 pod"):
+        assert words in done.stdout
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
