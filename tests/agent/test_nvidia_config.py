@@ -26,7 +26,7 @@ def test_file(case: dict[str, Any]) -> None:
         return
     config = parse(case["file"])
     assert [list(astuple(one)) for one in config.sharing] == case["sharing"]
-    assert config.device_list_strategy == case.get("strategy")
+    assert (config.mig_strategy, config.packed) == (case.get("mig", "none"), case.get("packed", False))
     assert any(case["warning"] in one for one in config.warnings) if "warning" in case else not config.warnings
 
 
@@ -34,6 +34,58 @@ def test_file(case: dict[str, Any]) -> None:
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(ConfigError):
         assert parse(text).sharing == ()
+
+
+WORDS = st.sampled_from(
+    (
+        *("version", "v1", "flags", "sharing", "timeSlicing", "mps", "resources", "name", "replicas", "migStrategy"),
+        *("nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "mixed", "renameByDefault", "devices", "plugin", "imex"),
+    )
+)
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | WORDS | st.text(max_size=20) | st.binary(max_size=9)
+DOCUMENTS = st.recursive(
+    PLAIN, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS | st.integers(), inner, max_size=5)
+)
+SECTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "renameByDefault": DOCUMENTS,
+        "failRequestsGreaterThanOne": DOCUMENTS,
+        "resources": st.lists(
+            st.fixed_dictionaries({"name": WORDS, "replicas": st.integers(1, 60)}, optional={"devices": DOCUMENTS}),
+            max_size=3,
+        ),
+    },
+)
+
+
+@given(flags=DOCUMENTS, slicing=SECTIONS | st.none(), mps=SECTIONS | st.none())
+def test_any_file_is_read_or_refused(flags: object, slicing: object, mps: object) -> None:
+    file = {"version": "v1", "flags": flags, "sharing": {"timeSlicing": slicing, "mps": mps}}
+    with contextlib.suppress(ConfigError):
+        for one in parse(yaml.safe_dump(file)).sharing:
+            assert one.replicas >= 2
+            assert one.resource.startswith(("nvidia.com/gpu", "nvidia.com/mig-"))
+
+
+@given(DOCUMENTS)
+def test_any_document_is_read_or_refused(document: object) -> None:
+    with contextlib.suppress(ConfigError):
+        parse(yaml.safe_dump(document))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "&a {version: v1, sharing: *a}",
+        "&a {version: v1, resources: *a, imex: [*a, *a]}",
+        "{version: v1, sharing: {timeSlicing: {resources: [&a {name: gpu, replicas: 2, devices: [*a]}]}}}",
+        "version: v1\nresources: " + "[" * 5000,
+    ],
+)
+def test_files_that_contain_themselves_end(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        parse(text)
 
 
 def test_choice_by_label() -> None:

@@ -29,6 +29,7 @@ COMMANDS = [
         v3.set_namespace("c_1", server="all", memory_mib=512, threads=100),
         "namespace set c_1 --server=all --pinned-memory-limit=512M --active-thread-percentage=100",
     ),
+    (v3.set_namespace("c_1", server="all", yields=True), "namespace set c_1 --server=all --client-priority=1"),
     (v3.delete_namespace("c_1", server="all"), "namespace delete c_1 --server=all"),
     (v3.list_clients(), "client list --all --format=csv,noheader"),
     (v3.terminate_client(51023), "client terminate 51023"),
@@ -47,6 +48,7 @@ def test_client_environment() -> None:
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3072M,1=2048M",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30",
     }
+    assert v2.client_environment(Path("/run/mps"), yields=True)["CUDA_MPS_CLIENT_PRIORITY"] == "1"
 
 
 @pytest.mark.parametrize("name", ["", "A", "a-b", "a b", "a\n", "x" * 65, "../a", "ä"])

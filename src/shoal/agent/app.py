@@ -11,47 +11,44 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from shoal.agent import devices, probes, runtimes
+from shoal.agent import devices, partitions, probes, replicas, runtimes
 from shoal.agent.cards import Cards, OpenDriver
 from shoal.agent.config import AUTO, Config, Counting, Unplaced
-from shoal.agent.devices import Count
-from shoal.agent.errors import AgentError
+from shoal.agent.config_source import ConfigSource
+from shoal.agent.errors import AgentError, RefusedError
 from shoal.agent.health.on_node import NodeHealth
 from shoal.agent.limits import NO_LIMITS, Limits, Start, on_node
 from shoal.agent.limits.on_node import NodeLimits
 from shoal.agent.node import NodeObject
+from shoal.agent.nvidia_config import NvidiaConfig
+from shoal.agent.offers import offers
 from shoal.agent.paths import HostPaths
-from shoal.agent.plugin import Plugin, Resource
 from shoal.agent.pods import NodePods
 from shoal.agent.runtimes import Strategy
+from shoal.agent.serving import SOCKETS, Serving, comes_and_goes, remove_sockets
 from shoal.agent.starts.answers import Answers
 from shoal.agent.starts.checkpoint import Checkpoint
 from shoal.agent.starts.decisions import Decisions
-from shoal.agent.starts.edits import cards_of
-from shoal.agent.starts.gate import Gate
+from shoal.agent.starts.gate import Gate, start_of
 from shoal.agent.starts.grants import Grants
 from shoal.agent.starts.identity import PodResources
 from shoal.agent.starts.marks import Marks
+from shoal.agent.starts.partitions import PartitionStarts
 from shoal.agent.starts.specs import Specs
 from shoal.kube.access.credentials import Access
 from shoal.kube.client import Client
 from shoal.kube.events import Recorder
-from shoal.model.contract import gpushare, keti, nvidia, shoal
-from shoal.model.gpu import Gpu, NodeGpus
+from shoal.kubelet.api import deviceplugin_pb2 as api
+from shoal.model.contract import gpushare, shoal
+from shoal.model.gpu import Isolation, NodeGpus
 
 log = logging.getLogger(__name__)
 
 COMPONENT: Final = "shoal-agent"
-SOCKETS: Final = {
-    gpushare.RESOURCE_MEMORY: gpushare.PLUGIN_SOCKET,
-    keti.RESOURCE_MPS: keti.PLUGIN_SOCKET,
-    nvidia.RESOURCE_GPU: nvidia.DEVICE_PLUGIN_SOCKET,
-    shoal.RESOURCE_SLOT: "shoal-gpu.sock",
-}
 #: Changes that come together are answered together.
 _GATHER_SECONDS: Final = 0.05
 _RETRY_SECONDS: Final = 5.0
@@ -70,7 +67,9 @@ class Agent:
         paths: HostPaths,
         *,
         environment: Mapping[str, str],
+        last: NvidiaConfig | None = None,
     ) -> None:
+        """`last` is the last good configuration of NVIDIA's plugin."""
         self.config = config
         self._client = client
         self._recorder = recorder
@@ -81,7 +80,15 @@ class Agent:
         #: What keeps the devices from being listed, in words.
         self._trouble = ""
         self.cards = cards
-        self.node = NodeObject(client, config.node_name, isolation_changed=lambda: self._cards_changed())
+        self.node = NodeObject(
+            client,
+            config.node_name,
+            isolation_changed=lambda: self._cards_changed(),
+            labels_changed=lambda: self.source.look(),
+        )
+        self.source = ConfigSource(
+            config, client, self.node, recorder, last=last, changed=lambda: self._cards_changed()
+        )
         self.health = NodeHealth(
             cards, self.node, recorder, config.health_rules(), now=time.time, changed=lambda: self._cards_changed()
         )
@@ -90,7 +97,7 @@ class Agent:
         self._specs = Specs(paths)
         self._marks = Marks(client)
         self._grants: Grants | None = None
-        self.plugins: dict[str, Plugin] = {}
+        self.serving: Serving | None = None
 
     def waiting_for(self) -> str:
         """Why not everything is served now; empty when it is."""
@@ -99,13 +106,12 @@ class Agent:
                 return f"still reading {name}: {reflector.last_error or 'no answer yet'}"
         if self.cards.waiting or self._trouble:
             return self.cards.waiting or self._trouble
-        away = [name for name, plugin in self.plugins.items() if not plugin.connected.is_set()]
-        if away or not self.plugins:
-            return f"kubelet has not asked for {', '.join(away) or 'any resource'} yet"
-        return ""
+        if self.serving is None or (away := self.serving.away()):
+            return f"kubelet has not asked for {'any resource' if self.serving is None else ', '.join(away)} yet"
+        return self.source.waiting_for()
 
     def _cards_changed(self) -> None:
-        self.pods.move_to(self._inventory())
+        self.pods.move_to(self._inventory(), replicas.slicing_of(self.source.current))
 
     # Running
 
@@ -121,16 +127,20 @@ class Agent:
             await self.node.wait_registered()
             await self.cards.wait(self._publish_none)
             self.health.recall()
-            self.pods.move_to(self._inventory())
+            tasks.append(group.create_task(self.source.run(), name="configuration"))
+            self._cards_changed()
             await stack.enter_async_context(self.pods.reflector)
             await self.pods.reflector.wait_synced()
+            await self.source.wait_looked()
             pod_resources = await stack.enter_async_context(PodResources(self._paths.pod_resources))
             strategy = self._strategy()
             limits = self._build_limits(strategy)
-            self._begin(pod_resources, strategy)
+            serving = self._begin(pod_resources, strategy)
             self._cards_changed()
             await self._first_list()
-            tasks += [group.create_task(plugin.run(), name=name) for name, plugin in self.plugins.items()]
+            stack.callback(serving.stop)
+            serving.start(group)
+            tasks.append(group.create_task(self._look_ahead(), name="witness"))
             tasks.append(group.create_task(self._follow(), name="devices"))
             tasks.append(group.create_task(self.health.run(), name="health"))
             tasks.append(group.create_task(limits.run(), name="limits"))
@@ -161,7 +171,7 @@ class Agent:
         self._limits = limits
         return limits
 
-    def _begin(self, pod_resources: PodResources, strategy: Strategy) -> None:
+    def _begin(self, pod_resources: PodResources, strategy: Strategy) -> Serving:
         self._specs.remove_drafts()
         unit = self.config.memory_unit
         gate = Gate(self.pods, self._specs, unit=unit, limits=self._limits, isolated=lambda: self.node.isolated)
@@ -169,6 +179,7 @@ class Agent:
         decisions = Decisions(self._client, self.pods, unit=unit, chooses=chooses, now_ns=time.time_ns)
         by_mounts = strategy is Strategy.VOLUME_MOUNTS
         answers = Answers(self.pods, self._checkpoint, gate, decisions, by_mounts=by_mounts, clock=time.monotonic)
+        parts = PartitionStarts(self.pods, self._specs, unit=unit, by_mounts=by_mounts)
         self._grants = Grants(
             self._recorder,
             self.pods,
@@ -178,13 +189,24 @@ class Agent:
             gate,
             decisions,
             answers,
+            parts,
             by_annotation=strategy is Strategy.CDI_ANNOTATIONS,
             nonce=lambda: secrets.token_hex(_NONCE_BYTES),
         )
         allocate = self._grants.allocate if strategy.by_cdi else answers.allocate
-        for name in self._served():
-            resource = Resource(name, SOCKETS[name])
-            self.plugins[name] = Plugin(resource, self._paths, allocate=allocate, pre_start=self._grants.pre_start)
+
+        async def allocated(resource: str, ids: Sequence[str]) -> api.ContainerAllocateResponse:
+            shared = None if self.source.current is None else self.source.current.served(resource)
+            if shared is not None and shared.fail_requests_greater_than_one and len(ids) > 1:
+                raise RefusedError(
+                    f"a container asks for {len(ids)} of {resource}, whose replicas share a card: ask for 1, or write "
+                    "failRequestsGreaterThanOne: false"
+                )
+            by_name = not strategy.by_cdi and partitions.named_by(ids)
+            return parts.answer(ids) if by_name else await allocate(resource, ids)
+
+        self.serving = Serving(self._paths, allocate=allocated, pre_start=self._grants.pre_start)
+        return self.serving
 
     def _strategy(self) -> Strategy:
         if self.config.device_list_strategy != AUTO:
@@ -210,24 +232,31 @@ class Agent:
         total = devices.memory(self.pods.node.gpus, (), self.config.memory_unit).total
         return devices.fits_a_message(gpushare.RESOURCE_MEMORY, total)
 
+    async def _look_ahead(self) -> None:
+        assert self._grants is not None
+        await self._grants.look_ahead()
+
     async def _follow(self) -> None:
         """Keep devices, node and files in step with the pods."""
         while True:
             await self._wake.wait()
             await asyncio.sleep(_GATHER_SECONDS)
             self._wake.clear()
+            isolations: Mapping[str, Isolation] = {}
             try:
                 self._refresh()
                 self._collect()
+                if self._grants is not None:
+                    isolations = self._grants.isolations()
             except AgentError as error:
                 log.warning("devices are as they were: %s", error)
-            await self._marks.settle(list(self.pods))
+            await self._marks.settle(list(self.pods), isolations)
             await self._limits.keep_only(self._starts())
 
     def _starts(self) -> list[Start]:
         """Every container with cards that may run."""
         return [
-            Start(*known.key, known.uid, entry, cards_of(entry, self.pods.node))
+            start_of(known, entry, self.pods.node)
             for known in self.pods
             if known.holding.allocation is not None and not known.holding.problem
             for entry in known.holding.allocation.containers
@@ -241,31 +270,26 @@ class Agent:
         )
 
     def _refresh(self) -> None:
+        assert self.serving is not None
         gpus = self.pods.node.gpus
-        counts = self._counts(gpus)
-        alive = {known.uid for known in self.pods}
-        for name, plugin in self.plugins.items():
-            plugin.count(counts[name], self._checkpoint.in_use(name, alive))
+        holdings = [known.holding for known in self.pods if known.counts]
+        offered = offers(self.config, self.source.current, gpus, holdings)
+        self.source.complain(offered.problem)
+        in_use = self._checkpoint.in_use({known.uid for known in self.pods})
+        # kubelet restarts a container only while its resource is served.
+        self.serving.keep({*self._served(), *offered.nvidias, *filter(comes_and_goes, in_use)})
+        for name, plugin in self.serving.plugins.items():
+            offered.tell(plugin, in_use.get(name, frozenset()))
         whole = sum(not gpu.mig for gpu in gpus)
         resources: dict[str, tuple[int, int] | None] = {gpushare.RESOURCE_COUNT: (whole, whole)}
-        if shoal.RESOURCE_SLOT in self.plugins:
-            memory = counts[gpushare.RESOURCE_MEMORY]
+        if shoal.RESOURCE_SLOT in self.serving.plugins:
+            memory = offered.counts[gpushare.RESOURCE_MEMORY]
             resources[gpushare.RESOURCE_MEMORY] = (memory.total, memory.allowed)
         annotations = {
             shoal.ANNOTATION_GPUS: shoal.encode_gpus(gpus),
             shoal.ANNOTATION_FAULTS: self.health.remembered,
         }
         self.node.publish(annotations, resources)
-
-    def _counts(self, gpus: tuple[Gpu, ...]) -> dict[str, Count]:
-        holdings = [known.holding for known in self.pods if known.counts]
-        slots = self.config.slots_per_card * sum(not gpu.mig for gpu in gpus)
-        return {
-            gpushare.RESOURCE_MEMORY: devices.memory(gpus, holdings, self.config.memory_unit),
-            keti.RESOURCE_MPS: devices.clients(gpus, holdings),
-            nvidia.RESOURCE_GPU: devices.whole(gpus, holdings),
-            shoal.RESOURCE_SLOT: Count(slots, slots),
-        }
 
     def _collect(self) -> None:
         """Remove the CDI files of containers that will not start again."""
@@ -309,7 +333,8 @@ async def run(
             )
             serving(await stack.enter_async_context(waiting))
         while True:
-            agent = Agent(config, client, recorder, cards, paths, environment=environment or {})
+            last = None if agent is None else agent.source.current
+            agent = Agent(config, client, recorder, cards, paths, environment=environment or {}, last=last)
             config = await _until_reload(agent, reloads or asyncio.Queue())
 
 
@@ -328,6 +353,11 @@ async def _until_reload(agent: Agent, reloads: asyncio.Queue[Config]) -> Config:
         await asyncio.gather(running, waiting, return_exceptions=True)
 
 
+async def keep_mps(config: Config, nvml: OpenDriver, *, environment: Mapping[str, str]) -> None:
+    """Keep the node's MPS daemon running until cancelled, and do nothing else."""
+    await on_node.keep_daemon(config, Cards(nvml), environment)
+
+
 async def cleanup(
     config: Config,
     access: Access,
@@ -341,12 +371,13 @@ async def cleanup(
     specs = Specs(paths)
     specs.remove_drafts()
     specs.keep_only(())
-    for name in SOCKETS.values():
-        (paths.device_plugins / name).unlink(missing_ok=True)
+    remove_sockets(paths)
     async with Client(access) as client:
         node = NodeObject(client, config.node_name)
         async with node.reflector:
             await node.reflector.wait_synced()
             own = dict.fromkeys((shoal.ANNOTATION_GPUS, shoal.ANNOTATION_FAULTS), None)
-            node.publish(own, dict.fromkeys((gpushare.RESOURCE_COUNT, *SOCKETS), None))
+            counted = node.node.status.capacity if node.node is not None else ()
+            passing = filter(comes_and_goes, counted)
+            node.publish(own, dict.fromkeys((gpushare.RESOURCE_COUNT, *SOCKETS, *passing), None))
             await node.settle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -17,6 +18,7 @@ from shoal.model.contract.gpushare import MemoryUnit
 FAMILIES: Final = (gpushare.RESOURCE_MEMORY, keti.RESOURCE_MPS, nvidia.RESOURCE_GPU)
 AUTO: Final = "auto"
 
+_NAMESPACED: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?/[a-z0-9]([a-z0-9.-]*[a-z0-9])?").fullmatch
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
@@ -50,6 +52,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     #: How a container is told its cards: one of NVIDIA's names, or `auto`.
     device_list_strategy: str = AUTO
     without_allocation: Unplaced = Unplaced.CHOOSE
+    #: The configuration of NVIDIA's device plugin: a file, or a ConfigMap as namespace/name. Of this the node's label
+    #: names the key, or the default does.
+    nvidia_config: str = ""
+    nvidia_config_map: str = ""
+    nvidia_config_default: str = ""
     #: Count the memory of a card without what driver and firmware keep of it.
     without_reserved: bool = False
     #: What keeps containers to their shares: the best there is, or one tier and nothing less.
@@ -58,6 +65,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     limit_hook: str = "/usr/libexec/shoal/shoal-limit"
     #: NVIDIA's MPS control program; without it there is no MPS.
     mps_program: str = ""
+    #: Start the MPS daemon if it does not run; otherwise somebody else does (`shoal agent --mps-only`).
+    mps_start: bool = True
     mps_directory: str = keti.MPS_DIRECTORY
     mps_log_directory: str = "/var/log/nvidia-mps"
     #: The host's folder that the MPS daemon and its clients both have as /dev/shm.
@@ -80,6 +89,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
         if self.device_list_strategy not in (AUTO, *nvidia.DEVICE_LIST_STRATEGIES):
             known = ", ".join((AUTO, *nvidia.DEVICE_LIST_STRATEGIES))
             raise ValueError(f"deviceListStrategy {self.device_list_strategy!r} is not known: choose one of {known}")
+        if self.nvidia_config and self.nvidia_config_map:
+            raise ValueError("nvidiaConfig and nvidiaConfigMap are both set: keep one of them")
+        if self.nvidia_config_map and not _NAMESPACED(self.nvidia_config_map):
+            raise ValueError(f"nvidiaConfigMap {self.nvidia_config_map!r} cannot be read: write namespace/name")
         try:
             self.health_rules()
         except ConfigError as error:

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.agent.holdings import Holding, used
+from shoal.agent.replicas import RESOURCES as COUNTED
+from shoal.agent.replicas import Cut
 from shoal.kubelet import constants
 from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu
+from shoal.model.pod import FULL_COMPUTE
 from shoal.model.request import NO_SHARE, Share
 
 #: So that no ID looks like the index of a card.
@@ -25,6 +28,7 @@ _PREFIXES: Final = {
     gpushare.RESOURCE_MEMORY: "m",
     keti.RESOURCE_MPS: "c",
     nvidia.RESOURCE_GPU: "g",
+    nvidia.RESOURCE_GPU_SHARED: "r",
     shoal.RESOURCE_SLOT: "s",
 }
 
@@ -60,6 +64,8 @@ class _Card:
     gpu: Gpu
     own: Share
     others: Share
+    #: How many units of its own resource containers have of it, where units are cards or replicas.
+    units: int = 0
 
 
 def memory(gpus: Sequence[Gpu], holdings: Sequence[Holding], unit: MemoryUnit) -> Count:
@@ -88,14 +94,33 @@ def clients(gpus: Sequence[Gpu], holdings: Sequence[Holding]) -> Count:
 
 
 def whole(gpus: Sequence[Gpu], holdings: Sequence[Holding]) -> Count:
-    """Units of `nvidia.com/gpu`."""
+    """Units of `nvidia.com/gpu`. Replicas of a cut that is no more stay with those who have them."""
 
     def units(card: _Card) -> tuple[int, int]:
         size = 0 if card.gpu.mig else 1
-        free = card.gpu.healthy and card.others == NO_SHARE
-        return size, size if free or card.own.exclusive else 0
+        free = card.gpu.healthy and card.own == card.others == NO_SHARE
+        return max(size, card.units), card.units or (size if free else 0)
 
     return _count(gpus, holdings, nvidia.RESOURCE_GPU, units)
+
+
+def replicas(gpus: Sequence[Gpu], holdings: Sequence[Holding], resource: str, cut: Cut) -> Count:
+    """Units of a resource whose units are replicas: of a card that others use too, those that have room beside them."""
+
+    def units(card: _Card) -> tuple[int, int]:
+        one = cut.share(card.gpu)
+        if card.gpu.mig or one == NO_SHARE:
+            return card.units, card.units
+        total = max(cut.replicas, card.units)
+        if not card.gpu.healthy or card.own.exclusive or card.others.exclusive:
+            return total, card.units
+        taken = card.own + card.others
+        room = [(cut.room(card.gpu) - taken.memory_mib) // one.memory_mib, total - card.units]
+        if one.compute:
+            room.append((FULL_COMPUTE - taken.compute) // one.compute)
+        return total, card.units + max(0, min(room))
+
+    return _count(gpus, holdings, resource, units)
 
 
 def _count(
@@ -107,11 +132,28 @@ def _count(
         if other != resource:
             for uuid, share in used(holdings, other).items():
                 others[uuid] = others.get(uuid, NO_SHARE) + share
+    had = _units(gpus, holdings, resource)
     total = allowed = 0
     for gpu in gpus:
-        size, may = units(_Card(gpu, own.get(gpu.uuid, NO_SHARE), others.get(gpu.uuid, NO_SHARE)))
+        mine, theirs = own.get(gpu.uuid, NO_SHARE), others.get(gpu.uuid, NO_SHARE)
+        size, may = units(_Card(gpu, mine, theirs, had.get(gpu.uuid, 0)))
         total, allowed = total + size, allowed + may
     return Count(total, allowed)
+
+
+def _units(gpus: Sequence[Gpu], holdings: Sequence[Holding], resource: str) -> dict[str, int]:
+    """How many cards or replicas pods have of each card, by UUID, if the resource counts those."""
+    found: dict[str, int] = {}
+    if resource not in COUNTED:
+        return found
+    cards = {gpu.uuid: gpu for gpu in gpus}
+    for holding in holdings:
+        for uuid, share in holding.held(resource).items():
+            if share.exclusive:
+                found[uuid] = found.get(uuid, 0) + 1
+            elif holding.cut is not None and uuid in cards:
+                found[uuid] = found.get(uuid, 0) + (holding.cut.count(cards[uuid], share) or 0)
+    return found
 
 
 def _asked_memory(holdings: Iterable[Holding]) -> dict[str, int]:

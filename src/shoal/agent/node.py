@@ -27,10 +27,18 @@ _MAX_PAUSE: Final = 30.0
 class NodeObject:
     """The Node of one name. `run` writes what was asked for until cancelled."""
 
-    def __init__(self, client: Client, name: str, *, isolation_changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        *,
+        isolation_changed: Callable[[], None] = lambda: None,
+        labels_changed: Callable[[], None] = lambda: None,
+    ) -> None:
         """`isolation_changed` is called when the node's label begins or ceases to switch limits off."""
         self.name = name
         self._isolation_changed = isolation_changed
+        self._labels_changed = labels_changed
         self._was_isolated = True
         self._client = client
         self._annotations: dict[str, str | None] = {}
@@ -52,6 +60,12 @@ class NodeObject:
         node = self.node
         return node is None or node.metadata.labels.get(gpushare.LABEL_NO_ISOLATION) != "true"
 
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The node's labels as last seen."""
+        node = self.node
+        return {} if node is None else node.metadata.labels
+
     def publish(self, annotations: Mapping[str, str | None], resources: Mapping[str, tuple[int, int] | None]) -> None:
         """How the node shall be: annotations, and capacity and allocatable of resources; None takes one away."""
         if (dict(annotations), dict(resources)) != (self._annotations, self._resources):
@@ -64,6 +78,9 @@ class NodeObject:
         if self.isolated != self._was_isolated:
             self._was_isolated = self.isolated
             self._isolation_changed()
+        before = {} if change.old is None else change.old.metadata.labels
+        if self.labels != before:
+            self._labels_changed()
         self._wake.set()
 
     async def wait_registered(self) -> None:

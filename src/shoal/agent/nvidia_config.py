@@ -1,7 +1,7 @@
 """Reads the configuration file of NVIDIA's device plugin (`version: v1`), so that a node's existing one can be kept.
 
-Pure: text in, plain data out. What the plugin itself reads and ignores is kept as a warning, what Shoal does not do
-(MIG strategies other than none) as an error that says so. Nothing is served from it here.
+Pure: text in, plain data out. What the plugin or the agent reads and ignores is kept as a warning, what cannot be done
+is an error that says so. What is served by it is in `sharing` and `partitions`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from shoal.model.errors import shown
 MAX_BYTES: Final = 1 << 20
 _MOST_REPLICAS: Final = 1000
 _PREFIX: Final = f"{nvidia.DOMAIN}/"
+_TIME_SLICING: Final = nvidia.SHARING_STRATEGIES[1]
+_MPS: Final = nvidia.SHARING_STRATEGIES[2]
 
 
 class _Struct(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -48,19 +50,19 @@ class _Plugin(msgspec.Struct, frozen=True, rename="camel"):
     device_list_strategy: str | tuple[str, ...] | None = None
     pass_device_specs: bool | None = None
     device_id_strategy: str | None = msgspec.field(default=None, name="deviceIDStrategy")
+    shared_devices_allocation_policy: str | None = None
 
 
 class _Flags(msgspec.Struct, frozen=True, rename="camel"):
     mig_strategy: str | None = None
-    fail_on_init_error: bool | None = None
-    plugin: _Plugin = _Plugin()
+    plugin: _Plugin | None = None
 
 
 class _File(_Struct, frozen=True):
     version: Literal["v1"]
-    flags: _Flags = _Flags()
+    flags: _Flags | None = None
     resources: Any = None
-    sharing: _Sharing = _Sharing()
+    sharing: _Sharing | None = None
     imex: Any = None
 
 
@@ -76,17 +78,30 @@ class Sharing:
     replicas: int
     fail_requests_greater_than_one: bool
 
+    @property
+    def by_mps(self) -> bool:
+        """Whether MPS is to keep the replicas apart."""
+        return self.strategy == _MPS
+
 
 @dataclass(frozen=True, slots=True)
 class NvidiaConfig:
     """What the file says that matters here."""
 
     sharing: tuple[Sharing, ...] = ()
-    #: The first strategy that is listed; None leaves it to the agent.
-    device_list_strategy: str | None = None
-    fail_on_init_error: bool = True
+    mig_strategy: str = nvidia.MIG_STRATEGIES[0]
+    #: Replicas go to the fullest card, not to the emptiest.
+    packed: bool = False
     #: What the file says and nobody does, in words.
     warnings: tuple[str, ...] = field(default=())
+
+    def shared(self, resource: str) -> Sharing | None:
+        """How a resource is shared, by its name in the file."""
+        return next((one for one in self.sharing if one.resource == resource), None)
+
+    def served(self, name: str) -> Sharing | None:
+        """What is shared under a name that kubelet counts."""
+        return next((one for one in self.sharing if one.served_as == name), None)
 
 
 def parse(text: str, *, where: str = "the configuration of the device plugin") -> NvidiaConfig:
@@ -106,11 +121,20 @@ def parse(text: str, *, where: str = "the configuration of the device plugin") -
         warnings.append("resources: names by pattern are ignored, as NVIDIA's plugin ignores them")
     if file.imex is not None:
         warnings.append("imex: channels are not handed out")
-    _check_mig(file.flags.mig_strategy, where)
+    flags = file.flags or _Flags()
+    plugin = flags.plugin or _Plugin()
+    _check_strategies(plugin.device_list_strategy, where, warnings)
+    none = nvidia.MIG_STRATEGIES[0]
+    mig = _one_of(flags.mig_strategy or none, nvidia.MIG_STRATEGIES, f"{where}: migStrategy")
+    sharing = _sharing(file.sharing or _Sharing(), where, warnings)
+    if mig != none and any(one.by_mps for one in sharing):
+        raise ConfigError(f"{where}: MPS serves no MIG partitions: write timeSlicing, or migStrategy: {none}")
+    spread, packed = nvidia.ALLOCATION_POLICIES
+    policy = plugin.shared_devices_allocation_policy or spread
     return NvidiaConfig(
-        sharing=_sharing(file.sharing, where, warnings),
-        device_list_strategy=_strategy(file.flags.plugin.device_list_strategy, where),
-        fail_on_init_error=file.flags.fail_on_init_error is not False,
+        sharing=sharing,
+        mig_strategy=mig,
+        packed=_one_of(policy, nvidia.ALLOCATION_POLICIES, f"{where}: sharedDevicesAllocationPolicy") == packed,
         warnings=tuple(warnings),
     )
 
@@ -129,42 +153,45 @@ def choose(files: Mapping[str, str], labels: Mapping[str, str], *, default: str 
     return next(iter(files)) if len(files) == 1 else None
 
 
-def _check_mig(strategy: str | None, where: str) -> None:
-    if strategy is None or strategy == nvidia.MIG_STRATEGIES[0]:
+def _one_of(value: str, known: tuple[str, ...], where: str) -> str:
+    if value not in known:
+        raise ConfigError(f"{where} {shown(value)} is not known: choose one of {', '.join(known)}")
+    return value
+
+
+def _check_strategies(value: str | tuple[str, ...] | None, where: str, warnings: list[str]) -> None:
+    if not value:
         return
-    if strategy not in nvidia.MIG_STRATEGIES:
-        known = ", ".join(nvidia.MIG_STRATEGIES)
-        raise ConfigError(f"{where}: migStrategy {shown(strategy)} is not known: choose one of {known}")
-    raise ConfigError(f"{where}: migStrategy {strategy} is not served here: use none, or NVIDIA's plugin on this node")
-
-
-def _strategy(value: str | tuple[str, ...] | None, where: str) -> str | None:
-    listed = [one.strip() for one in value.split(",")] if isinstance(value, str) else list(value or ())
-    for one in listed:
-        if one not in nvidia.DEVICE_LIST_STRATEGIES:
-            known = ", ".join(nvidia.DEVICE_LIST_STRATEGIES)
-            raise ConfigError(f"{where}: deviceListStrategy {shown(one)} is not known: choose of {known}")
-    return listed[0] if listed else None
+    for one in value.split(",") if isinstance(value, str) else value:
+        _one_of(one.strip(), nvidia.DEVICE_LIST_STRATEGIES, f"{where}: deviceListStrategy")
+    warnings.append("deviceListStrategy: the agent's own setting of that name decides")
 
 
 def _sharing(sharing: _Sharing, where: str, warnings: list[str]) -> tuple[Sharing, ...]:
     if sharing.mps is not None:
         if sharing.time_slicing is not None:
             warnings.append("sharing: mps wins over timeSlicing")
-        return _section(sharing.mps, nvidia.SHARING_STRATEGIES[2], where, warnings)
+        return _section(sharing.mps, _MPS, where, warnings)
     if sharing.time_slicing is not None:
-        return _section(sharing.time_slicing, nvidia.SHARING_STRATEGIES[1], where, warnings)
+        return _section(sharing.time_slicing, _TIME_SLICING, where, warnings)
     return ()
 
 
 def _section(section: _Section, strategy: str, where: str, warnings: list[str]) -> tuple[Sharing, ...]:
-    mps = strategy == nvidia.SHARING_STRATEGIES[2]
+    mps = strategy == _MPS
     fails = mps if section.fail_requests_greater_than_one is None else section.fail_requests_greater_than_one
     found: dict[str, Sharing] = {}
     for entry in section.resources:
         name = entry.name if "/" in entry.name else _PREFIX + entry.name
-        if not name.startswith(_PREFIX) or len(name) > nvidia.MAX_RESOURCE_NAME:
-            raise ConfigError(f"{where}: resource {shown(entry.name)} cannot be shared: write {nvidia.RESOURCE_GPU}")
+        served = name + nvidia.SHARED_SUFFIX if section.rename_by_default else name
+        mig = name.startswith(nvidia.RESOURCE_MIG_PREFIX)
+        if not (mig or name == nvidia.RESOURCE_GPU) or len(served) > nvidia.MAX_RESOURCE_NAME:
+            raise ConfigError(
+                f"{where}: resource {shown(entry.name)} cannot be shared: write {nvidia.RESOURCE_GPU}, or a MIG "
+                f"profile such as {nvidia.RESOURCE_MIG_PREFIX}1g.10gb"
+            )
+        if mig and mps:
+            raise ConfigError(f"{where}: {name} cannot be shared by MPS: write it under timeSlicing")
         if name in found:
             raise ConfigError(f"{where}: resource {shown(name)} is listed twice: keep one of the entries")
         if mps and entry.replicas > nvidia.MAX_MPS_CLIENTS:
@@ -174,6 +201,5 @@ def _section(section: _Section, strategy: str, where: str, warnings: list[str]) 
             )
         if entry.rename or entry.devices not in (None, "all"):
             warnings.append(f"{name}: rename and devices are ignored, as NVIDIA's plugin ignores them")
-        served = name + nvidia.SHARED_SUFFIX if section.rename_by_default else name
         found[name] = Sharing(strategy, name, served, entry.replicas, fails)
     return tuple(found.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +67,15 @@ class Plugin(rpc.DevicePluginServicer):
         """Tell kubelet how many devices there are, if that is news. A long list takes a while to make."""
         if (count, in_use) == self._counted:
             return
+        self._tell(listing(self.resource.name, count, in_use))
         self._counted = (count, in_use)
-        fresh = listing(self.resource.name, count, in_use)
+
+    def show(self, devices: Listing) -> None:
+        """Tell kubelet of these devices, if that is news."""
+        self._tell(devices)
+
+    def _tell(self, fresh: Listing) -> None:
+        self._counted = None
         if fresh != self._listing:
             self._listing = fresh
             for changed in self._streams:
@@ -154,6 +162,7 @@ class Plugin(rpc.DevicePluginServicer):
         context: grpc.aio.ServicerContext[api.AllocateRequest, api.AllocateResponse],
     ) -> api.AllocateResponse:
         """What containers with these devices get."""
+        begun = time.perf_counter()
         try:
             answers = [
                 await self._allocate(self.resource.name, tuple(container.devices_ids))
@@ -161,6 +170,7 @@ class Plugin(rpc.DevicePluginServicer):
             ]
         except AgentError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        self._took("Allocate", begun)
         return api.AllocateResponse(container_responses=answers)
 
     async def PreStartContainer(  # noqa: N802 - the wire's name
@@ -169,11 +179,16 @@ class Plugin(rpc.DevicePluginServicer):
         context: grpc.aio.ServicerContext[api.PreStartContainerRequest, api.PreStartContainerResponse],
     ) -> api.PreStartContainerResponse:
         """A container with these devices is about to be created."""
+        begun = time.perf_counter()
         try:
             await self._pre_start(self.resource.name, tuple(request.devices_ids))
         except AgentError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        self._took("PreStartContainer", begun)
         return api.PreStartContainerResponse()
+
+    def _took(self, call: str, begun: float) -> None:
+        log.debug("%s of %s took %.3f ms", call, self.resource.name, (time.perf_counter() - begun) * 1000)
 
 
 class _NotRegisteredError(AgentError):

@@ -9,6 +9,7 @@ from typing import Final
 
 from shoal.agent.errors import IdentityError
 from shoal.agent.holdings import Holding, holding_of
+from shoal.agent.replicas import Slicing
 from shoal.kube.client import Client
 from shoal.kube.objects.pod import ContainerStatus, Pod
 from shoal.kube.reflector import Reflector
@@ -73,6 +74,8 @@ class NodePods:
         self, client: Client, node: NodeGpus, *, unit: MemoryUnit, changed: Callable[[], None] = lambda: None
     ) -> None:
         self.node = node
+        #: How cards are cut into replicas now.
+        self.slicing: Slicing | None = None
         self._unit = unit
         self._changed = changed
         self._known: dict[str, Known] = {}
@@ -114,9 +117,10 @@ class NodePods:
         if not waiting:
             self._waiting.pop(uid, None)
 
-    def move_to(self, node: NodeGpus) -> None:
-        """The node's cards have changed."""
+    def move_to(self, node: NodeGpus, slicing: Slicing | None = None) -> None:
+        """The node's cards have changed, or how they are cut."""
         self.node = node
+        self.slicing = slicing
         for known in list(self._known.values()):
             self._take(known.pod)
         self._changed()
@@ -157,7 +161,9 @@ class NodePods:
 
     def _take(self, pod: Pod) -> None:
         uid = pod.metadata.uid
-        holding = holding_of(manifest_of(pod), node=self.node, unit=self._unit)
+        status = pod.status
+        begun = {one.name for one in (*status.init_container_statuses, *status.container_statuses) if one.container_id}
+        holding = holding_of(manifest_of(pod), node=self.node, unit=self._unit, slicing=self.slicing, begun=begun)
         if uid in self._assumed:
             holding = replace(holding, allocation=self._assumed[uid], problem="")
         self._known[uid] = Known(pod, holding)

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import stat
-import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import shoal.agent.limits
 from shoal.agent.limits import cgroup
 from shoal.agent.limits.cgroup import LimitError, decoded, encoded
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.protocol import Driver, MemoryLimit
 from shoal.gpu.simulated import SimulatedNvml
 from shoal.gpu.simulated.driver import NEWEST
+from shoal.kubelet.cdi import Hook
+from tests.agent.hook import build
 
-SOURCE = Path(shoal.agent.limits.__file__).parent / "hook" / "shoal-limit.c"
 ROOT = Path("/sys/fs/cgroup")
 GIB = 2**30
 
@@ -40,9 +39,19 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     proc = target.parent / "proc"
     (proc / str(PID)).mkdir(parents=True)
     (proc / str(PID) / "cgroup").write_text(f"4:memory:/elsewhere\n0::{PLACE}\n")
-    flags = ["-Os", "-static", "-Wall", "-Wextra", "-Werror", f'-DPROC="{proc}"']
-    subprocess.run(["gcc", *flags, "-o", target, SOURCE], check=True)
-    return target
+    return build(target, f'-DPROC="{proc}"')
+
+
+@pytest.fixture(scope="session")
+def impatient(program: Path) -> Path:
+    """The hook that does not wait for an agent that is away."""
+    return build(program.with_name("impatient"), f'-DPROC="{program.parent / "proc"}"', "-DAWAY_SECONDS=0")
+
+
+@pytest.fixture(scope="session")
+def patient(program: Path) -> Path:
+    """The hook that waits for as long as a busy machine may need."""
+    return build(program.with_name("patient"), f'-DPROC="{program.parent / "proc"}"', "-DAWAY_SECONDS=600")
 
 
 @pytest.fixture
@@ -99,8 +108,19 @@ async def test_hook_fails_when_the_limit_is_not_set(program: Path, door: Path) -
     assert "R615" in errors
 
 
-async def test_hook_fails_without_the_agent(program: Path, door: Path) -> None:
-    status, errors = await run(program, {"pid": PID}, door, f"GPU-1={GIB}")
+async def test_hook_waits_for_an_agent_that_comes_back(patient: Path, door: Path) -> None:
+    nvml = machine()
+    card = nvml.uuids()[0]
+    asking = asyncio.create_task(run(patient, {"pid": PID}, door, f"{card}={GIB}"))
+    await asyncio.sleep(0.3)
+    assert not asking.done()
+    async with cgroup.serve(nvml, door, ROOT):
+        assert await asking == (0, "")
+    assert nvml.cgroup_memory(card, f"/sys/fs/cgroup{PLACE}").limit == MemoryLimit(GIB)
+
+
+async def test_hook_fails_without_the_agent(impatient: Path, door: Path) -> None:
+    status, errors = await run(impatient, {"pid": PID}, door, f"GPU-1={GIB}")
     assert status == 1
     assert "No such file" in errors
 
@@ -184,6 +204,37 @@ def test_any_bytes_are_a_request_or_refused(raw: bytes) -> None:
 def test_requests_come_through(path: str, limits: dict[str, int]) -> None:
     request = decoded(encoded(f"/{path}", [f"{uuid}={amount}" for uuid, amount in limits.items()]))
     assert (request.cgroup, request.limits) == (f"/{path}", limits)
+
+
+ONE, TWO = "GPU-1", "GPU-2"
+
+
+def vendors(*words: str, moment: str = "createRuntime") -> Hook:
+    return Hook(moment, "/usr/bin/nvidia-cdi-hook", ("nvidia-cdi-hook", *words))
+
+
+@pytest.mark.parametrize(
+    ("hooks", "memory", "limit"),
+    [
+        ([vendors("apply-cuda-memory-limits", "--gpu-id=GPU-1")], {ONE: 3072}, "3072"),
+        ([vendors("apply-cuda-memory-limits", "--gpu-id", "GPU-1")], {ONE: 3072}, "3072"),
+        ([vendors("apply-cuda-memory-limits", f"--gpu-id={card}") for card in (ONE, TWO)], {ONE: 1, TWO: 1}, "1"),
+        ([vendors("apply-cuda-memory-limits", f"--gpu-id={card}") for card in (ONE, TWO)], {ONE: 1, TWO: 2}, None),
+        ([vendors("apply-cuda-memory-limits", "--gpu-id=GPU-1")], {ONE: 1, TWO: 1}, None),
+        ([vendors("apply-cuda-memory-limits")], {ONE: 3072}, None),
+        ([vendors("update-ldcache", "--gpu-id=GPU-1")], {ONE: 3072}, None),
+        ([vendors("apply-cuda-memory-limits", "--gpu-id=GPU-1", moment="createContainer")], {ONE: 3072}, None),
+        ([], {ONE: 3072}, None),
+    ],
+)
+def test_nvidias_hook_is_trusted_only_where_it_limits_every_card(
+    hooks: list[Hook], memory: dict[str, int], limit: str | None
+) -> None:
+    edits = cgroup.vendor_edits(hooks, memory)
+    assert (edits is None) is (limit is None)
+    if edits is not None:
+        wanted = {"NVIDIA_GPU_MEMORY_REQUEST": "0", "NVIDIA_GPU_MEMORY_LIMIT": limit}
+        assert edits.environment(dict.fromkeys(wanted, "9")) == wanted, "whatever the pod has written there"
 
 
 def test_install(tmp_path: Path) -> None:

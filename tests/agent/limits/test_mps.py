@@ -3,8 +3,10 @@
 import asyncio
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -88,7 +90,10 @@ async def test_each_container_has_a_namespace_with_its_limits(care: Care) -> Non
     edits = mps.edits(name, SHARE, [CARD])
     place = str(mps.daemon.pipe_directory / SERVER / name)
     assert edits.env == (f"CUDA_MPS_PIPE_DIRECTORY={place}",)
-    assert [(mount.host_path, mount.container_path) for mount in edits.mounts] == [(place, place)], "and no other"
+    assert [(mount.host_path, mount.container_path) for mount in edits.mounts] == [
+        ("tmpfs", str(mps.daemon.pipe_directory)),
+        (place, place),
+    ], "and no other"
 
 
 async def test_limits_by_environment(care: Care) -> None:
@@ -135,6 +140,65 @@ async def test_namespaces_of_containers_that_are_gone_go(care: Care) -> None:
         await mps.prepare(name, SHARE)
     await mps.keep_only({names[1]: SHARE})
     assert set(await namespaces(mps)) == {names[1]}
+
+
+async def test_namespace_with_clients_goes_later_and_holds_up_no_other(care: Care) -> None:
+    mps = care(look_seconds=0.1).mps
+    names = sorted(namespace_of(f"uid-{number}", "main", SHARE) for number in range(3))
+    for name in names:
+        await mps.prepare(name, SHARE)
+    clients = mps.daemon.pipe_directory / "clients"
+    clients.write_text(f"4711 {SERVER} {names[0]} program\n")
+    await mps.keep_only({})
+    assert set(await namespaces(mps)) == {names[0]}
+    clients.unlink()
+    delete = f"namespace delete {names[0]} --server={SERVER}"
+    refused = told(mps.daemon).count(delete)
+    await asyncio.to_thread(wait_for, lambda: told(mps.daemon).count(delete) > refused, "tried again")
+    assert await namespaces(mps) == {}
+
+
+async def test_death_is_noticed_when_a_container_comes(care: Care) -> None:
+    """Looks are an hour apart here: the refused container is what leads to one."""
+    cared = care(look_seconds=3600)
+    await cared.mps.prepare("n_1", SHARE)
+    kill(cared.mps.daemon)
+    with pytest.raises(RefusedError, match="could not be made"):
+        await cared.mps.prepare("n_2", SHARE)
+    await asyncio.to_thread(wait_for, lambda: limited(cared.mps) == 3, "with both namespaces")
+
+
+async def test_containers_that_give_way(care: Care) -> None:
+    mps = care().mps
+    await mps.prepare("n_1", replace(SHARE, yields=True))
+    await mps.prepare("n_2", Walls(yields=True))
+    assert [line for line in told(mps.daemon) if line.startswith("namespace set")] == [
+        f"namespace set n_1 --server={SERVER} --pinned-memory-limit=3072M --active-thread-percentage=25 "
+        "--client-priority=1",
+        f"namespace set n_2 --server={SERVER} --client-priority=1",
+    ]
+
+
+async def test_daemon_of_somebody_else(care: Care, tmp_path: Path) -> None:
+    """It is not started here, and used once it runs. What it shares with clients is for all users."""
+    daemon, changed, shared = care(3).mps.daemon, asyncio.Event(), tmp_path / "deep" / "shm"
+    elsewhere = the_daemon(daemon.pipe_directory.parent / "other", 3, multi_user=True)
+    mps = Mps(elsewhere, changed=changed.set, starts=False, shared_memory=shared, look_seconds=0.1)
+    task = asyncio.create_task(mps.run())
+    await changed.wait()
+    assert "--mps-only" in mps.fault
+    with pytest.raises(RefusedError, match="not started here"):
+        await mps.prepare("n_1", SHARE)
+    changed.clear()
+    assert await elsewhere.start()
+    await changed.wait()
+    await mps.prepare("n_1", SHARE)
+    assert set(await namespaces(mps)) == {"n_1"}
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
+    assert [mount.host_path for mount in mps.edits("n_1", SHARE, [CARD]).mounts if mount.container_path == "/dev/shm"]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await elsewhere.quit()
 
 
 async def test_silent_daemon_is_told_and_not_killed(care: Care) -> None:

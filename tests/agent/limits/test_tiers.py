@@ -93,3 +93,5 @@ def test_walls() -> None:
     assert (client.memory_mib, client.client) == ({"GPU-0": 4096}, True)
     assert walls(container(Share(1024, compute=30))).threads == 30
     assert walls(container(Share(1024, compute=100))).threads is None
+    assert walls(container(Share(1024)), yields=True).yields
+    assert not walls(container(Share(exclusive=True)), yields=True), "whoever has a whole card gives way to nobody"

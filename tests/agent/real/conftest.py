@@ -54,6 +54,8 @@ class RealLab(Lab):
         self.program: Program | None = None
         #: Further variables of the agent's process.
         self.environment = dict(environment)
+        #: What brings the agent's process into the node, if it is to see the node's file system.
+        self.within: Sequence[str | Path] = ()
         self._run = run
         self.shim = shim
         self._folder = run.folder(f"{node.name}-agent")
@@ -64,6 +66,7 @@ class RealLab(Lab):
     def command(self, *more: str) -> Sequence[str | Path]:
         """The program with the paths of the node."""
         return [
+            *self.within,
             *(Path(sys.executable).parent / "shoal", "agent"),
             f"--config={self._folder / 'agent.yaml'}",
             f"--kubeconfig={self.kubeconfig}",
@@ -80,15 +83,18 @@ class RealLab(Lab):
         port = self._run.reservations.port()
         path.write_text(yaml.safe_dump(json.loads(json.dumps(settings))))
         self._starts += 1
-        env = {**os.environ, "LD_LIBRARY_PATH": str(self.shim.directory), **self.environment}
         name = f"{self.node.name}-agent-{self._starts}"
-        process = self._run.process(name, self.command("--host=127.0.0.1", f"--port={port}"), env)
+        process = self._run.process(name, self.command("--host=127.0.0.1", f"--port={port}"), self._env())
         self.program = Program(process, port, path)
         return self.program
 
     def clean(self) -> None:
-        done = subprocess.run(self.command("--cleanup"), capture_output=True, text=True, check=False)
+        command = self.command("--cleanup")
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=self._env())
         assert done.returncode == 0, done.stderr
+
+    def _env(self) -> dict[str, str]:
+        return {**os.environ, "LD_LIBRARY_PATH": str(self.shim.directory), **self.environment}
 
 
 def describe_machine(cards: object) -> str:

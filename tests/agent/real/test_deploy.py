@@ -12,6 +12,7 @@ import yaml
 
 from shoal import __version__
 from shoal.agent.config import Config
+from shoal.agent.paths import HostPaths
 from shoal.cli.services import settings
 from shoal.kubelet import constants
 from shoal.model.contract import gpushare, keti, nvidia, shoal
@@ -22,6 +23,7 @@ from tests.testbed.apiserver import ApiServer
 from tests.testbed.waiting import wait_for
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "agent"
+WITH_MPS = DEPLOY.parent / "agent-mps"
 ACCOUNT = "shoal-agent"
 
 
@@ -61,6 +63,62 @@ def test_names_paths_and_ports_are_those_of_the_code() -> None:
     assert hosts["device-plugins"] == mounts["device-plugins"] == str(constants.DEVICE_PLUGIN_FOLDER)
     assert hosts["pod-resources"] == mounts["pod-resources"] == str(constants.POD_RESOURCES_SOCKET.parent)
     assert (hosts["dev"], f"--dev={mounts['dev']}") == ("/dev", agent["args"][-1])
+    paths = HostPaths()
+    for name, path in (("run", paths.run), ("programs", paths.programs), ("cgroups", paths.cgroups)):
+        assert hosts[name] == mounts[name] == str(path)
+    assert paths.cgroup2.parent == paths.cgroups
+    assert paths.limit_socket.parent == paths.run
+
+
+def test_mps_has_a_pod_of_its_own_and_its_settings_are_those_of_both(tmp_path: Path) -> None:
+    overlay = yaml.safe_load((WITH_MPS / "kustomization.yaml").read_text())
+    written, patch = (yaml.safe_load(one["patch"]) for one in overlay["patches"])
+    path = tmp_path / "agent.yaml"
+    path.write_text(written["data"]["agent.yaml"])
+    config = settings.load(Config, path, {"node_name": "n"}, command="agent")
+    assert not config.mps_start
+    (daemon,) = yaml.safe_load_all((WITH_MPS / "daemon.yaml").read_text())
+    base = one("DaemonSet")["spec"]["template"]["spec"]
+    pod = daemon["spec"]["template"]["spec"]
+    assert all(pod[part] == base[part] for part in ("affinity", "tolerations"))
+    assert pod["hostPID"], "or it cannot tell its clients apart"
+    (keeper,) = pod["containers"]
+    assert keeper["image"] == base["containers"][0]["image"]
+    assert keeper["args"] == [*base["containers"][0]["args"][:2], "--mps-only"]
+    for spec in (pod, patch["spec"]["template"]["spec"]):
+        hosts = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+        mounts = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
+        assert hosts["mps"] == mounts["mps"] == config.mps_directory
+        assert hosts["mps-logs"] == mounts["mps-logs"] == config.mps_log_directory
+    (shared,) = [volume["hostPath"]["path"] for volume in pod["volumes"] if volume["name"] == "shm"]
+    assert shared == config.mps_shared_memory
+    assert Path(shared).is_relative_to(HostPaths().run), "the agent makes it, and must see it"
+
+
+@pytest.mark.parametrize("folder", [DEPLOY, WITH_MPS], ids=lambda folder: folder.name)
+def test_a_real_api_server_takes_them(apiserver: ApiServer, folder: Path) -> None:
+    strictly = ("--validate=strict", "--warnings-as-errors", "--dry-run=server")
+    said = apiserver.kubectl("apply", "-k", str(folder), *strictly)
+    assert "daemonset.apps/shoal-agent" in said
+    assert ("daemonset.apps/shoal-mps" in said) is (folder is WITH_MPS)
+
+
+def test_mounts_for_walls_work_without_any_right(new_lab: NewLab) -> None:
+    """In a container as the agent's: the host's folders can be written to, and its cgroups are all there."""
+    lab = new_lab("1xT4", start=False)
+    spec = one("DaemonSet")["spec"]["template"]["spec"]
+    (agent,) = spec["containers"]
+    names = ("run", "programs", "cgroups")
+    script = "touch /run/shoal/there /var/lib/shoal/there && ls /sys/fs/cgroup && echo told=all; sleep 3600"
+    probe = container("main", script, securityContext=agent["securityContext"])
+    probe["volumeMounts"] = [mount for mount in agent["volumeMounts"] if mount["name"] in names]
+    volumes = [volume for volume in spec["volumes"] if volume["name"] in names]
+    manifest = {"metadata": {"name": "probe"}, "spec": {"containers": [probe], "volumes": volumes}}
+    lab.pods.create(manifest, lab.node)
+    lab.pods.wait_running("probe")
+    seen = lab.told("probe").split()
+    assert seen[:-1] == sorted(path.name for path in HostPaths().cgroups.iterdir())
+    lab.node.run(["ls", "/run/shoal/there", "/var/lib/shoal/there"])
 
 
 @pytest.fixture
@@ -102,6 +160,7 @@ def test_rights_are_enough_and_end_at_the_own_node(new_lab: NewLab, tmp_path: Pa
         lambda: lab.pods.get("foreign")["metadata"]["annotations"][gpushare.ANNOTATION_ASSIGNED] == "true",
         "marked as assigned",
     )
+    assert lab.pods.get("foreign")["metadata"]["annotations"][shoal.ANNOTATION_ISOLATION] == "none"
     lab.bind(memory_pod("large", 14))
     lab.pods.wait_running("large")
     lab.bind(memory_pod("late", 13))

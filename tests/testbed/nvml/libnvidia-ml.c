@@ -14,7 +14,8 @@
  *   mig SLICES MEGABYTES UUID NAME…
  *   cgroup BYTES PATH             what a cgroup uses of the card
  *
- * Other lines are ignored. What the library is told to do it adds to `nvml.told`: `compute_mode CARD MODE`,
+ * Other lines are ignored. The environment's NVML_PAUSE is how many milliseconds pass between looks for events, 5 by
+ * default. What the library is told to do it adds to `nvml.told`: `compute_mode CARD MODE`,
  * `memory_limit CARD SOFT HARD PATH`. Layouts are those of NVML's public header; tests compare their sizes.
  */
 #define _GNU_SOURCE
@@ -554,11 +555,13 @@ static int pending(struct event_set *set, struct event_data *data) {
     return TIMEOUT;
 }
 int nvmlEventSetWait_v2(struct event_set *set, struct event_data *data, u32 milliseconds) {
-    for (u32 passed = 0;; passed += 5) {
+    const char *given = getenv("NVML_PAUSE");
+    u32 pause = given ? strtoul(given, NULL, 10) : 5;
+    for (u32 passed = 0;; passed += pause) {
         int found = enter(__func__);
         if (!found) found = pending(set, data);
         leave(found);
         if (found != TIMEOUT || passed >= milliseconds) return found;
-        usleep(5000);
+        usleep(1000 * pause);
     }
 }

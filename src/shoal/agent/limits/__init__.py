@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from shoal.kubelet.cdi import ContainerEdits
+from shoal.kubelet.cdi import ContainerEdits, Hook
 from shoal.model.allocation import ContainerAllocation
 from shoal.model.gpu import Gpu, Isolation
 
@@ -25,6 +25,10 @@ class Start:
     pod_uid: str
     container: ContainerAllocation
     cards: Sequence[Gpu]
+    #: Its pod has a priority below zero: others go first.
+    yields: bool = False
+    #: What NVIDIA's own CDI spec runs for these cards.
+    hooks: Sequence[Hook] = ()
 
 
 class Limits(Protocol):

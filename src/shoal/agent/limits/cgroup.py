@@ -3,6 +3,7 @@
 The runtime runs the hook on the host when the container's cgroup exists and its program has not begun. The hook, a
 small C program, sends the cgroup and the limits that stand in its arguments; the agent sets them through the driver and
 says so. Without that answer the hook fails, and with it the start of the container. Nothing is kept between calls.
+Where NVIDIA's own CDI spec runs a hook that does the same for all of the cards, that one is given the limit instead.
 
 Only hard limits are set: they vanish with their cgroup. Managed memory is not counted by the driver.
 """
@@ -17,7 +18,7 @@ import re
 import shutil
 import socket
 import struct
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,7 @@ from shoal.agent.errors import AgentError
 from shoal.gpu.errors import GpuError
 from shoal.gpu.protocol import MemoryLimit, Nvml
 from shoal.kubelet.cdi import ContainerEdits, Hook
+from shoal.model.contract import nvidia
 from shoal.model.errors import shown
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ PROGRAM: Final = "shoal-limit"
 OK: Final = "ok"
 _GREETING: Final = "limit 1"
 _HOOK: Final = "createRuntime"
+_VENDOR_CARD: Final = "--gpu-id="
 _HOOK_SECONDS: Final = 30
 _READ_SECONDS: Final = 10.0
 _MAX_REQUEST: Final = 64 * 1024
@@ -60,6 +63,23 @@ def hook_edits(program: Path, door: Path, memory_mib: Mapping[str, int]) -> Cont
     limits = tuple(f"{uuid}={mib * _MEBIBYTE}" for uuid, mib in memory_mib.items())
     hook = Hook(_HOOK, str(program), (PROGRAM, str(door), *limits), timeout=_HOOK_SECONDS)
     return ContainerEdits(hooks=(hook,))
+
+
+def vendor_edits(hooks: Iterable[Hook], memory_mib: Mapping[str, int]) -> ContainerEdits | None:
+    """What lets NVIDIA's own hook set the limits; None where it is not run for all of the cards, or they differ.
+
+    It does nothing unless it finds both variables, and knows one pair for all cards.
+    """
+    served = {
+        word.removeprefix(_VENDOR_CARD)
+        for hook in hooks
+        if hook.hook_name == _HOOK and nvidia.HOOK_MEMORY_LIMITS in hook.args
+        for word in hook.args
+    }
+    amounts = set(memory_mib.values())
+    if len(amounts) != 1 or not served.issuperset(memory_mib):
+        return None
+    return ContainerEdits(env=(f"{nvidia.ENV_MEMORY_REQUEST}=0", f"{nvidia.ENV_MEMORY_LIMIT}={amounts.pop()}"))
 
 
 def encoded(cgroup: str, limits: Sequence[str]) -> bytes:

@@ -8,6 +8,7 @@ end of its clients. One that answers no more is told, and not killed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Final
 
 from shoal.agent.errors import RefusedError
 from shoal.agent.limits.tiers import Walls
-from shoal.gpu.errors import GpuError, MpsError
+from shoal.gpu.errors import GpuError, MpsError, NoMpsDaemonError
 from shoal.gpu.mps import v2, v3
 from shoal.gpu.mps.daemon import Health, MpsDaemon
 from shoal.gpu.protocol import ComputeMode, Nvml
@@ -28,7 +29,9 @@ log = logging.getLogger(__name__)
 #: The one server of protocol 3. One for all cards: a card in exclusive mode takes no second one.
 SERVER: Final = "shoal"
 _OPTIONS: Final = ("rw", "nosuid", "nodev", "bind")
+_EMPTY: Final = ("nosuid", "nodev", "noexec", "mode=755", "size=64k")
 _SHARED_MEMORY: Final = "/dev/shm"
+_FOR_ALL: Final = 0o1777
 _LOOK_SECONDS: Final = 15.0
 _FIRST_PAUSE: Final = 1.0
 _MAX_PAUSE: Final = 60.0
@@ -49,21 +52,29 @@ class Mps:
         daemon: MpsDaemon,
         *,
         changed: Callable[[], None] = lambda: None,
+        starts: bool = True,
         shared_memory: Path | None = None,
         look_seconds: float = _LOOK_SECONDS,
     ) -> None:
-        """`shared_memory` is the host's folder that daemon and clients both have as /dev/shm, if that is set up."""
+        """`starts`: a daemon that does not run is started here.
+
+        `shared_memory` is the host's folder that daemon and clients both have as /dev/shm, if that is set up.
+        """
         self.daemon = daemon
+        self._starts = starts
         self._changed = changed
         self._shared_memory = shared_memory
         self._look_seconds = look_seconds
         self._lock = asyncio.Lock()
         self._wanted: dict[str, Walls] = {}
+        #: Whether all that are wanted are known, so that others can go.
+        self._told = False
         #: Why no client can be served; empty while the daemon answers.
         self.fault = "the MPS daemon has not answered yet"
         #: Whether it has been looked at and does not answer.
         self.failing = False
         self._looked = asyncio.Event()
+        self._look_now = asyncio.Event()
 
     @property
     def namespaces(self) -> bool:
@@ -85,9 +96,13 @@ class Mps:
                 await asyncio.sleep(pause)
                 pause = min(_MAX_PAUSE, pause * 2)
                 continue
-            await asyncio.sleep(self._look_seconds)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._look_seconds):
+                    await self._look_now.wait()
+            self._look_now.clear()
 
     async def _look(self) -> None:
+        self._share_memory()
         health = await self.daemon.health()
         if health is Health.SILENT:
             raise MpsError(
@@ -95,6 +110,11 @@ class Mps:
                 "end with it: drain the node and restart it"
             )
         if health is Health.ABSENT:
+            if not self._starts:
+                raise MpsError(
+                    f"no daemon runs in {self.daemon.pipe_directory}, and it is not started here: see to it that "
+                    "`shoal agent --mps-only` runs on the node, or set mpsStart"
+                )
             if not self.fault:
                 log.warning("the MPS daemon has ended, and its clients with it: it is started again")
             await self.daemon.start()
@@ -102,6 +122,17 @@ class Mps:
         if self.namespaces:
             async with self._lock:
                 await self._make()
+                if self._told:
+                    await self._drop()
+
+    def _share_memory(self) -> None:
+        """Have the folder that daemon and clients share: for all users, as /dev/shm is."""
+        if self._shared_memory is not None:
+            try:
+                self._shared_memory.mkdir(parents=True, exist_ok=True)
+                self._shared_memory.chmod(_FOR_ALL)
+            except OSError as error:
+                raise MpsError(f"{self._shared_memory} cannot be shared with clients: {error.strerror}") from error
 
     def _say(self, fault: str) -> None:
         if fault != self.fault:
@@ -118,11 +149,12 @@ class Mps:
         if self.namespaces:
             place = pipe / SERVER / name
             env = {nvidia.ENV_MPS_PIPE_DIRECTORY: str(place)}
+            # A pod may mount the host's directory itself, as for protocol 2: it finds its own namespace in it alone.
+            mounts = [Mount("tmpfs", str(pipe), _EMPTY, type="tmpfs"), Mount(str(place), str(place), _OPTIONS)]
         else:
-            place = pipe
+            mounts = [Mount(str(pipe), str(pipe), _OPTIONS)]
             memory = {number: walls.memory_mib[uuid] for number, uuid in enumerate(cards) if uuid in walls.memory_mib}
-            env = v2.client_environment(pipe, memory_mib=memory, threads=walls.threads)
-        mounts = [Mount(str(place), str(place), _OPTIONS)]
+            env = v2.client_environment(pipe, memory_mib=memory, threads=walls.threads, yields=walls.yields)
         if self._shared_memory is not None:
             mounts.append(Mount(str(self._shared_memory), _SHARED_MEMORY, _OPTIONS))
         return ContainerEdits(env=tuple(f"{key}={value}" for key, value in env.items()), mounts=tuple(mounts))
@@ -143,6 +175,7 @@ class Mps:
             try:
                 await self._make()
             except MpsError as error:
+                self._look_now.set()
                 raise RefusedError(f"its MPS namespace could not be made: {error}") from error
 
     async def keep_only(self, wanted: Mapping[str, Walls]) -> None:
@@ -151,14 +184,24 @@ class Mps:
             return
         async with self._lock:
             self._wanted = dict(wanted)
+            self._told = True
             if self.fault:
                 return
             try:
-                for name in sorted(await self._present() - set(wanted) - {v3.DEFAULT_NAMESPACE}):
-                    await self.daemon.tell(v3.delete_namespace(name, server=SERVER))
-                    log.info("the MPS namespace %s is removed", name)
+                await self._drop()
             except MpsError as error:
                 log.info("MPS namespaces that nobody needs are left for now: %s", error)
+
+    async def _drop(self) -> None:
+        """Remove what is there and not wanted. One that cannot go yet does not hold up the others."""
+        for name in sorted(await self._present() - set(self._wanted) - {v3.DEFAULT_NAMESPACE}):
+            try:
+                await self.daemon.tell(v3.delete_namespace(name, server=SERVER))
+                log.info("the MPS namespace %s is removed", name)
+            except NoMpsDaemonError:
+                raise
+            except MpsError as error:
+                log.info("the MPS namespace %s is left for now: %s", name, error)
 
     async def _make(self) -> None:
         """Make what is wanted and not there: nothing outlives a daemon."""
@@ -171,10 +214,12 @@ class Mps:
                 continue
             await self.daemon.tell(v3.create_namespace(name, server=SERVER))
             memory = min(walls.memory_mib.values(), default=None)
-            if memory is None and walls.threads is None:
+            if memory is None and walls.threads is None and not walls.yields:
                 continue
             try:
-                limits = v3.set_namespace(name, server=SERVER, memory_mib=memory, threads=walls.threads)
+                limits = v3.set_namespace(
+                    name, server=SERVER, memory_mib=memory, threads=walls.threads, yields=walls.yields
+                )
                 await self.daemon.tell(limits)
             except MpsError:
                 # One without its limits must not be found, and taken for ready, the next time.

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from shoal.agent.cards import Cards
 from shoal.agent.config import Config
-from shoal.agent.errors import RefusedError
+from shoal.agent.errors import ConfigError, RefusedError
 from shoal.agent.limits import Start, cgroup
 from shoal.agent.limits.mps import Mps, namespace_of, set_exclusive, set_open
 from shoal.agent.limits.tiers import STRENGTH, Means, Walls, Wanted, chosen, walls
@@ -70,13 +71,14 @@ class NodeLimits:
 
     def edits(self, start: Start) -> ContainerEdits:
         """What to do to the container. RefusedError if the wall that was asked for cannot be built."""
-        around = walls(start.container)
-        if not around or not self._isolated():
+        around = walls(start.container, yields=start.yields)
+        if not around:
             return ContainerEdits()
-        tier = self._tier(start)
+        tier = self._tier(start) if self._isolated() else Isolation.NONE
         edits = ContainerEdits(env=(f"{shoal.ENV_ISOLATION}={tier.value}",))
         if tier is Isolation.CGROUP and around.memory_mib:
-            edits += cgroup.hook_edits(self._program, self._door, around.memory_mib)
+            vendors = cgroup.vendor_edits(start.hooks, around.memory_mib)
+            edits += vendors or cgroup.hook_edits(self._program, self._door, around.memory_mib)
         if self._mps is not None and self._is_client(tier, around):
             inside = self._inside(tier, around)
             name = namespace_of(start.pod_uid, start.container.name, inside)
@@ -120,13 +122,13 @@ class NodeLimits:
 
     def _inside(self, tier: Isolation, around: Walls) -> Walls:
         """What MPS has to limit: not the memory where the cgroup does that."""
-        return Walls({}, around.threads, around.client) if tier is Isolation.CGROUP else around
+        return replace(around, memory_mib={}) if tier is Isolation.CGROUP else around
 
     def _names(self, starts: Iterable[Start]) -> dict[str, Walls]:
         """The namespaces that containers need."""
         found: dict[str, Walls] = {}
         for start in starts:
-            around = walls(start.container)
+            around = walls(start.container, yields=start.yields)
             if self._mps is None or not around or not self._isolated():
                 continue
             try:
@@ -173,7 +175,7 @@ def build(
         program=program,
         door=paths.limit_socket,
         cgroups=paths.cgroups,
-        mps=None if daemon is None else Mps(daemon, changed=changed, shared_memory=shared),
+        mps=None if daemon is None else Mps(daemon, changed=changed, starts=config.mps_start, shared_memory=shared),
         exclusive=config.mps_exclusive,
         isolated=isolated,
     )
@@ -192,6 +194,15 @@ def mps_daemon(config: Config, driver: Driver, environment: Mapping[str, str]) -
         multi_user=newer,
         program=config.mps_program,
     )
+
+
+async def keep_daemon(config: Config, cards: Cards, environment: Mapping[str, str]) -> None:
+    """Keep the node's MPS daemon running until cancelled, in a process that does nothing else."""
+    await cards.wait(lambda: None)
+    daemon = mps_daemon(config, cards.driver.driver(), environment)
+    if daemon is None:
+        raise ConfigError("there is no MPS daemon to keep: set mpsProgram, and isolation to another than none")
+    await Mps(daemon).run()
 
 
 async def cleanup(config: Config, paths: HostPaths, cards: Cards, environment: Mapping[str, str]) -> None:

@@ -89,12 +89,14 @@ class Walls:
     threads: int | None = None
     #: It asks to be a client of MPS.
     client: bool = False
+    #: Its work gives way to that of others.
+    yields: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.memory_mib) or self.threads is not None or self.client
 
 
-def walls(container: ContainerAllocation) -> Walls:
+def walls(container: ContainerAllocation, *, yields: bool = False) -> Walls:
     """The limits of a container's shares. A whole card has none."""
     shared = [card for card in container.cards if not card.share.exclusive]
     memory = {
@@ -103,4 +105,4 @@ def walls(container: ContainerAllocation) -> Walls:
         if container.memory_limit_mib or card.share.memory_mib
     }
     compute = {card.share.compute for card in shared if 0 < card.share.compute < 100}
-    return Walls(memory, min(compute, default=None), any(card.share.clients for card in shared))
+    return Walls(memory, min(compute, default=None), any(card.share.clients for card in shared), yields)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-from collections.abc import Container, Iterable
+import time
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -59,6 +60,14 @@ class _File(msgspec.Struct, frozen=True):
     Data: _Data
 
 
+#: What tells a record from every other; its answer does so for those of one container.
+_Key = tuple[str, str, str, str]
+
+
+def _key(record: Record) -> _Key:
+    return record.pod_uid, record.container, record.resource, record.answer
+
+
 _DECODER: Final = msgspec.json.Decoder(_File)
 
 
@@ -83,10 +92,12 @@ def decode(content: bytes) -> tuple[Record, ...]:
 class Checkpoint:
     """The file of one node. It is read again only when kubelet has replaced it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
+        self._clock = clock
         self._seen: tuple[int, int, int] | None = None
         self._records: tuple[Record, ...] = ()
+        self._since: dict[_Key, float] = {}
 
     def records(self) -> tuple[Record, ...]:
         """All records; none while kubelet has not written any."""
@@ -99,6 +110,8 @@ class Checkpoint:
                         raise IdentityError(f"kubelet's checkpoint {self._path} has {status.st_size} bytes: too many")
                     self._records = decode(file.read())
                     self._seen = seen
+                    now = self._clock()
+                    self._since = {key: self._since.get(key, now) for key in map(_key, self._records)}
         except FileNotFoundError:
             return ()
         except OSError as error:
@@ -107,14 +120,17 @@ class Checkpoint:
             ) from error
         return self._records
 
-    def in_use(self, resource: str, pods: Container[str]) -> frozenset[str]:
-        """The devices of a resource that these pods, by UID, have. kubelet forgets pods that are gone when it must."""
-        return frozenset(
-            one
-            for record in self.records()
-            if record.resource == resource and record.pod_uid in pods
-            for one in record.ids
-        )
+    def since(self, record: Record) -> float:
+        """When a record that is there now was seen first."""
+        return self._since[_key(record)]
+
+    def in_use(self, pods: Container[str]) -> dict[str, frozenset[str]]:
+        """The devices that these pods, by UID, have, by resource. kubelet forgets pods that are gone when it must."""
+        found: dict[str, set[str]] = {}
+        for record in self.records():
+            if record.pod_uid in pods:
+                found.setdefault(record.resource, set()).update(record.ids)
+        return {resource: frozenset(ids) for resource, ids in found.items()}
 
 
 def holders(records: Iterable[Record], resource: str, ids: frozenset[str]) -> tuple[Record, ...]:

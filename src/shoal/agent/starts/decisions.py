@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from shoal.agent.choice import choose
 from shoal.agent.errors import RefusedError
@@ -49,7 +50,15 @@ class Decisions:
             known = self._pods.get(known.uid) or known
             if known.holding.allocation is None:
                 taken = used(one.holding for one in self._pods if one.counts and one.uid != known.uid)
-                await self.write_down(known, choose(known.holding.request, node=self._pods.node, taken=taken))
+                holding = known.holding
+                chosen = choose(
+                    holding.request,
+                    node=self._pods.node,
+                    taken=taken,
+                    slicing=self._pods.slicing,
+                    sliced=holding.sliced,
+                )
+                await self.write_down(known, chosen)
                 log.info("pod %s came without an allocation: cards were chosen here", "/".join(known.key))
         return self._pods.get(known.uid) or known
 
@@ -67,15 +76,18 @@ class Decisions:
             raise RefusedError(f"the choice of cards could not be written down: {error}") from error
 
     def _annotations(self, allocation: Allocation, holding: Holding) -> dict[str, str]:
-        """The decision in the words of all families."""
+        """The decision in the words of all families. Replicas have none but Shoal's."""
+        theirs = replace(
+            allocation, containers=tuple(one for one in allocation.containers if one.name not in holding.sliced)
+        )
         return {
             **gpushare.encode(
-                allocation,
+                theirs,
                 container_names=holding.app_names,
                 node=self._pods.node,
                 unit=self._unit,
                 assume_time_ns=self._now_ns(),
             ),
-            **keti.encode(allocation),
+            **keti.encode(theirs),
             shoal.ANNOTATION_ALLOCATION: shoal.encode_allocation(allocation),
         }

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from shoal.agent import replicas
+from shoal.agent.partitions import Partition
 from shoal.kubelet.cdi import ContainerEdits, Device, DeviceNode, Found, Spec, resolve
 from shoal.model.allocation import Allocation, ContainerAllocation
 from shoal.model.contract import gpushare, keti, nvidia
@@ -38,7 +40,7 @@ def environment(container: ContainerAllocation, allocation: Allocation, resource
     """The variables of the container's family, with its cards by UUID."""
     if resource == keti.RESOURCE_MPS:
         return keti.container_env(container)
-    if resource == nvidia.RESOURCE_GPU:
+    if resource in replicas.RESOURCES:
         return {nvidia.ENV_VISIBLE_DEVICES: ",".join(card.uuid for card in container.cards)}
     return gpushare.container_env(
         container, allocation=allocation, node=scene.node, unit=scene.unit, isolated=scene.isolated
@@ -75,12 +77,28 @@ def device_nodes(cards: Iterable[Gpu], scene: Scene) -> list[DeviceNode]:
     ]
 
 
+def partition_edits(chosen: Sequence[Partition], scene: Scene) -> ContainerEdits:
+    """What a container gets for MIG partitions. Their capability devices come with NVIDIA's own spec alone."""
+    cards = list({one.gpu.uuid: one.gpu for one in chosen}.values())
+    uuids = [one.instance.uuid for one in chosen]
+    vendor = _vendor([(one.instance.uuid, f"{one.gpu.index}:{one.place}") for one in chosen], scene.vendor)
+    given = {node.path for node in vendor.device_nodes}
+    return vendor + ContainerEdits(
+        env=(f"{nvidia.ENV_VISIBLE_DEVICES}={','.join(uuids)}",),
+        device_nodes=tuple(node for node in device_nodes(cards, scene) if node.path not in given),
+    )
+
+
 def vendor_edits(cards: Sequence[Gpu], vendor: Mapping[str, tuple[Spec, Device]]) -> ContainerEdits:
     """What NVIDIA's own spec does for these cards; nothing unless it has every one of them."""
+    return _vendor([(card.uuid, str(card.index)) for card in cards], vendor)
+
+
+def _vendor(wanted: Iterable[tuple[str, str]], vendor: Mapping[str, tuple[Spec, Device]]) -> ContainerEdits:
     names = []
-    for card in cards:
-        spellings = (f"{kind}={name}" for kind in _VENDOR_KINDS for name in (card.uuid, str(card.index)))
-        found = next((name for name in spellings if name in vendor), None)
+    for spellings in wanted:
+        listed = (f"{kind}={name}" for kind in _VENDOR_KINDS for name in spellings)
+        found = next((name for name in listed if name in vendor), None)
         if found is None:
             return ContainerEdits()
         names.append(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from shoal.agent.errors import RefusedError
 from shoal.agent.holdings import fits, used
@@ -10,12 +10,19 @@ from shoal.agent.limits import Limits, Start
 from shoal.agent.pods import Known, NodePods
 from shoal.agent.starts.edits import Scene, cards_of, container_edits
 from shoal.agent.starts.specs import Specs
-from shoal.kubelet.cdi import ContainerEdits
+from shoal.kubelet.cdi import ContainerEdits, Hook
 from shoal.model.allocation import ContainerAllocation
 from shoal.model.contract import shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import shown
+from shoal.model.gpu import NodeGpus
 from shoal.model.request import NO_SHARE
+
+
+def start_of(known: Known, entry: ContainerAllocation, node: NodeGpus, *, hooks: Sequence[Hook] = ()) -> Start:
+    """A container of a pod, as limits see it. `hooks` are those of NVIDIA's own spec."""
+    yields = (known.pod.spec.priority or 0) < 0
+    return Start(*known.key, known.uid, entry, cards_of(entry, node), yields, hooks)
 
 
 class Gate:
@@ -71,11 +78,7 @@ class Gate:
 
     async def prepare(self, known: Known, entry: ContainerAllocation) -> None:
         """Have everything ready that the edits name."""
-        await self._limits.prepare(self._start(known, entry))
-
-    def _start(self, known: Known, entry: ContainerAllocation) -> Start:
-        namespace, name = known.key
-        return Start(namespace, name, known.uid, entry, cards_of(entry, self._pods.node))
+        await self._limits.prepare(start_of(known, entry, self._pods.node))
 
     def edits(self, known: Known, entry: ContainerAllocation) -> ContainerEdits:
         """All that the container gets."""
@@ -89,4 +92,4 @@ class Gate:
             isolated=self._isolated(),
         )
         edits = container_edits(entry, holding.allocation, holding.resources[entry.name], scene)
-        return edits + self._limits.edits(self._start(known, entry))
+        return edits + self._limits.edits(start_of(known, entry, node, hooks=edits.hooks))

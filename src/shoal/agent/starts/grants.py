@@ -8,28 +8,35 @@ devices (an init container, and the one that takes its devices over) need not be
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from shoal.agent import partitions
 from shoal.agent.errors import AgentError, IdentityError, RefusedError
+from shoal.agent.limits.tiers import STRENGTH
 from shoal.agent.pods import Known, NodePods
 from shoal.agent.starts.answers import Answers
 from shoal.agent.starts.checkpoint import Checkpoint, Record, holders
 from shoal.agent.starts.decisions import Decisions
 from shoal.agent.starts.gate import Gate
 from shoal.agent.starts.identity import PodResources
+from shoal.agent.starts.partitions import PartitionStarts
 from shoal.agent.starts.specs import Specs, device_name, own_names, qualified
 from shoal.kube.events import Recorder, reference_to
 from shoal.kube.resources import PODS
 from shoal.kubelet.api import deviceplugin_pb2 as api
-from shoal.model.contract import nvidia
+from shoal.model.contract import nvidia, shoal
+from shoal.model.gpu import Isolation
 
 log = logging.getLogger(__name__)
 
 REASON: Final = "GpuRefused"
 #: kubelet waits 30 s for PreStartContainer.
 _POD_SECONDS: Final = 15.0
+#: kubelet has recorded an answer by then, and is still far from creating the container.
+_AHEAD_SECONDS: Final = 0.1
 _ANNOTATION: Final = nvidia.ANNOTATION_CDI_PREFIX + "shoal_"
 
 
@@ -59,6 +66,7 @@ class Grants:
         gate: Gate,
         decisions: Decisions,
         answers: Answers,
+        partition_starts: PartitionStarts,
         *,
         by_annotation: bool,
         nonce: Callable[[], str],
@@ -71,11 +79,14 @@ class Grants:
         self._gate = gate
         self._decisions = decisions
         self._answers = answers
+        self._partitions = partition_starts
         self._by_annotation = by_annotation
         self._nonce = nonce
+        self._expecting = asyncio.Event()
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> api.ContainerAllocateResponse:
         """Name a CDI device that is yet to be described. Nothing is booked: the pod may still be refused."""
+        self._expecting.set()
         name = device_name(resource, ids, self._nonce())
         response = api.ContainerAllocateResponse()
         if self._by_annotation:
@@ -84,12 +95,25 @@ class Grants:
             response.cdi_devices.add(name=qualified(name))
         return response
 
+    async def look_ahead(self) -> None:
+        """Ask kubelet's PodResources in the time between Allocate and PreStartContainer, until cancelled."""
+        while True:
+            await self._expecting.wait()
+            await asyncio.sleep(_AHEAD_SECONDS)
+            self._expecting.clear()
+            try:
+                self._checkpoint.records()
+                await self._pod_resources.ask_ahead()
+            except IdentityError as error:
+                log.debug("not asked ahead: %s", error)
+
     async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
         """Let the containers that have these devices start. Raises AgentError, and then none does."""
         wanted = frozenset(ids)
         records = holders(self._checkpoint.records(), resource, wanted)
+        since = max(map(self._checkpoint.since, records))
         known = await self._pods.find(records[0].pod_uid, _POD_SECONDS)
-        strangers = await self._pod_resources.pods_with(resource, wanted) - {known.key}
+        strangers = await self._pod_resources.pods_with(resource, wanted, since=since) - {known.key}
         if strangers:
             namespace, name = min(strangers)
             raise IdentityError(
@@ -97,7 +121,9 @@ class Grants:
                 f"{namespace}/{name}: restart kubelet"
             )
         try:
-            await self._grant(await self._decisions.decided(known), records)
+            if not partitions.named_by(ids):
+                known = await self._decisions.decided(known)
+            await self._grant(known, records)
         except AgentError as error:
             log.warning("pod %s does not start: %s", "/".join(known.key), error)
             self._recorder.record(reference_to(PODS, known.pod), "Warning", REASON, str(error))
@@ -109,7 +135,9 @@ class Grants:
         for record in records:
             names = recorded_names(record)
             try:
-                if names:
+                if partitions.named_by(record.ids):
+                    self._give_partitions(known, record, names)
+                elif names:
                     await self._describe(known, record, names)
                 else:
                     await self._answers.verify(known, record)
@@ -129,6 +157,24 @@ class Grants:
             self._specs.write(name, edits)
         cards = ", ".join(f"{card.index} ({card.uuid})" for card in entry.cards)
         log.info("pod %s container %s gets card %s", "/".join(known.key), record.container, cards)
+
+    def isolations(self) -> dict[str, Isolation]:
+        """What keeps pods to their shares, by UID: of all their containers the weakest."""
+        found: dict[str, Isolation] = {}
+        for record in self._checkpoint.records():
+            said = [self._specs.isolation(name) for name in recorded_names(record)]
+            said = said or [record.response().envs.get(shoal.ENV_ISOLATION, "")]
+            for tier in (tier for tier in Isolation if tier.value in said):
+                found[record.pod_uid] = min(tier, found.get(record.pod_uid, tier), key=STRENGTH.__getitem__)
+        return found
+
+    def _give_partitions(self, known: Known, record: Record, names: Sequence[str]) -> None:
+        if not names:
+            self._partitions.verify(known, record)
+        edits = self._partitions.edits(known, record)
+        for name in names:
+            self._specs.write(name, edits)
+        log.info("pod %s container %s gets %s", "/".join(known.key), record.container, ", ".join(sorted(record.ids)))
 
     def live_names(self) -> set[str]:
         """The names of devices whose pods may still start a container."""

@@ -1,11 +1,15 @@
 """Asks kubelet's PodResources who has which devices: a second witness beside kubelet's record on disk.
 
-Calls that come while one is on its way share the next one: kubelet serves a hundred a second and refuses the rest.
+Calls that come while one is on its way share the next one: kubelet serves a hundred a second and refuses the rest. An
+answer serves everybody who asks about devices that were given before it was asked for, so it can be had ahead of time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -30,8 +34,12 @@ Pod = tuple[str, str]
 class PodResources:
     """The service of one node's kubelet. Use it in `async with`."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._socket = socket
+        self._clock = clock
+        #: The newest answer, and when it was asked for.
+        self._answer = api.ListPodResourcesResponse()
+        self._asked = -math.inf
         self._channel: grpc.aio.Channel | None = None
         self._running: asyncio.Task[api.ListPodResourcesResponse] | None = None
         self._next: asyncio.Task[api.ListPodResourcesResponse] | None = None
@@ -48,9 +56,12 @@ class PodResources:
         if self._channel is not None:
             await self._channel.close()
 
-    async def pods_with(self, resource: str, ids: frozenset[str]) -> set[Pod]:
-        """The pods, by namespace and name, that have any of these devices. Ordinary init containers are not listed."""
-        answer = await self._fresh()
+    async def pods_with(self, resource: str, ids: frozenset[str], *, since: float) -> set[Pod]:
+        """The pods, by namespace and name, that have any of these devices. Ordinary init containers are not listed.
+
+        `since` is when the devices were known to be given.
+        """
+        answer = self._answer if self._asked > since else await self._fresh()
         return {
             (pod.namespace, pod.name)
             for pod in answer.pod_resources
@@ -58,6 +69,10 @@ class PodResources:
             for devices in container.devices
             if devices.resource_name == resource and not ids.isdisjoint(devices.device_ids)
         }
+
+    async def ask_ahead(self) -> None:
+        """Have an answer for all that is known now."""
+        await self._fresh()
 
     async def _fresh(self) -> api.ListPodResourcesResponse:
         """An answer to a call that began after this moment."""
@@ -76,10 +91,12 @@ class PodResources:
             raise IdentityError("PodResources is not open")
         stub = rpc.PodResourcesListerStub(self._channel)
         for _ in range(_ATTEMPTS):
+            asked = self._clock()
             try:
                 answer: api.ListPodResourcesResponse = await stub.List(
                     api.ListPodResourcesRequest(), timeout=_SECONDS, wait_for_ready=True
                 )
+                self._answer, self._asked = answer, asked
                 return answer
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:

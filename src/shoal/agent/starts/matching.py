@@ -95,13 +95,18 @@ def unplaced(pods: Iterable[Known], resource: str, count: int) -> Iterator[Known
 
 def answer(entry: ContainerAllocation, edits: ContainerEdits, *, by_mounts: bool) -> api.ContainerAllocateResponse:
     """The answer to Allocate that gives a container its cards."""
+    return answer_with([card.uuid for card in entry.cards], edits, by_mounts=by_mounts)
+
+
+def answer_with(uuids: Iterable[str], edits: ContainerEdits, *, by_mounts: bool) -> api.ContainerAllocateResponse:
+    """The answer to Allocate that gives a container what these UUIDs name."""
     response = api.ContainerAllocateResponse(envs=edits.environment({}))
     for node in edits.device_nodes:
         response.devices.add(container_path=node.path, host_path=node.host_path or node.path, permissions="rw")
     if by_mounts:
         response.envs[nvidia.ENV_VISIBLE_DEVICES] = VISIBLE_DIRECTORY
-        for card in entry.cards:
-            response.mounts.add(container_path=f"{VISIBLE_DIRECTORY}/{card.uuid}", host_path=_NULL, read_only=True)
+        for uuid in uuids:
+            response.mounts.add(container_path=f"{VISIBLE_DIRECTORY}/{uuid}", host_path=_NULL, read_only=True)
     return response
 
 

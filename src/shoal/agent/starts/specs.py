@@ -53,18 +53,32 @@ class Specs:
         self._folder = paths.own_cdi
         self._stamp: _Stamp | None = None
         self._vendor: dict[str, tuple[Spec, Device]] = {}
+        self._isolation: dict[str, str] = {}
 
     def write(self, name: str, edits: ContainerEdits) -> Path:
         """Say what a device name stands for."""
         spec = Spec(cdi_version=cdi.VERSION, kind=shoal.CDI_KIND, devices=(Device(name, edits),))
         try:
-            return cdi.write(self._folder, spec, name)
+            path = cdi.write(self._folder, spec, name)
         except CdiError as error:
             raise RefusedError(str(error)) from error
+        self._isolation[name] = edits.environment({}).get(shoal.ENV_ISOLATION, "")
+        return path
+
+    def isolation(self, name: str) -> str:
+        """What keeps the container that has this device to its share; empty if nothing is said of it."""
+        if name not in self._isolation:
+            try:
+                (device,) = cdi.read(self._folder / cdi.file_name(shoal.CDI_KIND, name)).devices
+            except (CdiError, ValueError):
+                return ""
+            self._isolation[name] = device.container_edits.environment({}).get(shoal.ENV_ISOLATION, "")
+        return self._isolation[name]
 
     def remove(self, name: str) -> None:
         """Forget what a name stands for; one that nobody wrote is no error."""
         (self._folder / cdi.file_name(shoal.CDI_KIND, name)).unlink(missing_ok=True)
+        self._isolation.pop(name, None)
 
     def names(self) -> set[str]:
         """The names that have a file."""

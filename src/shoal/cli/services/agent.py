@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import click
@@ -38,6 +38,11 @@ _LOOK_SECONDS = 5.0
     type=click.Choice(["choose", "refuse"]),
     help="What becomes of a pod that came without a choice of cards.",
 )
+@click.option("--nvidia-config", metavar="FILE", help="The configuration of NVIDIA's device plugin.")
+@click.option(
+    "--nvidia-config-map", metavar="NAMESPACE/NAME", help="The same in a ConfigMap; the node's label names the key."
+)
+@click.option("--nvidia-config-default", metavar="KEY", help="The key for nodes without that label.")
 @click.option(
     "--disable-health-checks",
     envvar=nvidia.ENV_DISABLE_HEALTH_CHECKS,
@@ -54,6 +59,7 @@ _LOOK_SECONDS = 5.0
 @click.option("--cdi", type=_FOLDER, multiple=True, metavar="DIR", help="CDI specs; the last is written to.")
 @click.option("--dev", type=_FOLDER, metavar="DIR", help="Where the host's device nodes are seen.")
 @click.option("--host-dev", type=_FOLDER, metavar="DIR", help="Where they are on the host; /dev unless given.")
+@click.option("--mps-only", is_flag=True, help="Keep the MPS daemon running, and do nothing else.")
 @click.option("--cleanup", is_flag=True, help="Remove all that the agent has left on the node, and end.")
 @settings.log_level
 def agent(
@@ -65,6 +71,7 @@ def agent(
     cdi: tuple[Path, ...],
     dev: Path | None,
     host_dev: Path | None,
+    mps_only: bool,
     cleanup: bool,
     log_level: str,
     **flags: object,
@@ -79,6 +86,7 @@ def agent(
     """
     from shoal.agent import app
     from shoal.agent.config import Config
+    from shoal.agent.errors import AgentError
     from shoal.agent.paths import HostPaths
     from shoal.gpu.nvml import open_nvml
     from shoal.kube.access.load import load_access
@@ -99,11 +107,14 @@ def agent(
     paths = HostPaths(**{name: place for name, place in places.items() if place is not None})  # type: ignore[arg-type]
     try:
         config = load()
+        if mps_only:
+            asyncio.run(_until_ended(app.keep_mps(config, open_nvml, environment=os.environ)))
+            return
         access = load_access(environ=os.environ, home=Path.home(), kubeconfig=kubeconfig, context=context)
         if cleanup:
             asyncio.run(app.cleanup(config, access, paths, open_nvml, environment=os.environ))
             return
-    except (settings.SettingsError, KubeError) as error:
+    except (settings.SettingsError, AgentError, KubeError) as error:
         raise click.ClickException(str(error)) from error
 
     async def until_told() -> None:
@@ -122,27 +133,31 @@ def agent(
                 latest = fresh
                 reloads.put_nowait(fresh)
 
-        task = asyncio.ensure_future(
-            app.run(
-                config,
-                access,
-                open_nvml,
-                paths,
-                reloads=reloads,
-                environment=os.environ,
-                serving=lambda port: click.echo(f"serving on {port}"),
-            )
+        work = app.run(
+            config,
+            access,
+            open_nvml,
+            paths,
+            reloads=reloads,
+            environment=os.environ,
+            serving=lambda port: click.echo(f"serving on {port}"),
         )
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, lambda: reload(forced=True))
         watch = asyncio.ensure_future(_on_change(path, lambda: reload(forced=False)))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, task.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await _until_ended(work)
         watch.cancel()
 
     asyncio.run(until_told())
+
+
+async def _until_ended(work: Coroutine[None, None, None]) -> None:
+    """Do a work until SIGTERM or SIGINT."""
+    task = asyncio.ensure_future(work)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 async def _on_change(path: Path | None, reload: Callable[[], None]) -> None:

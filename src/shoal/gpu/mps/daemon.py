@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import socket
-import tempfile
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -84,8 +84,9 @@ class MpsDaemon:
         self.pipe_directory.mkdir(parents=True, exist_ok=True)
         self.log_directory.mkdir(parents=True, exist_ok=True)
         flags = ["-d", *(("-p", "3") if self.protocol == 3 else ()), *(("-m",) if self._multi_user else ())]
-        # A file and not a pipe: the daemon inherits it, and a pipe would not end before the daemon does.
-        with tempfile.TemporaryFile() as output:
+        # A file and not a pipe: the daemon inherits it, and a pipe would not end before the daemon does. In memory,
+        # since a container may have nowhere to write.
+        with os.fdopen(os.memfd_create("mps"), "w+b") as output:
             process = await self._spawn(flags, output=output.fileno())
             status = await self._ended(process, "start")
             output.seek(0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from shoal.gpu.errors import MpsError
 from shoal.model.contract import nvidia
@@ -17,6 +18,8 @@ Command = tuple[str, ...]
 
 LIST_SERVERS: Command = ("get_server_list",)
 QUIT: Command = ("quit",)
+#: The priority of clients whose work gives way; others have 0.
+BELOW_NORMAL: Final = "1"
 
 
 def list_clients(server_pid: int) -> Command:
@@ -62,11 +65,15 @@ def parse_pids(answer: str) -> tuple[int, ...]:
 
 
 def client_environment(
-    pipe_directory: Path, *, memory_mib: Mapping[int, int] | None = None, threads: int | None = None
+    pipe_directory: Path,
+    *,
+    memory_mib: Mapping[int, int] | None = None,
+    threads: int | None = None,
+    yields: bool = False,
 ) -> dict[str, str]:
     """The environment that makes a container's programs clients of a daemon, with their limits.
 
-    `memory_mib` is by the cards' ordinals as the container sees them.
+    `memory_mib` is by the cards' ordinals as the container sees them. `yields` gives them a priority below normal.
     """
     environment = {nvidia.ENV_MPS_PIPE_DIRECTORY: str(pipe_directory)}
     if memory_mib:
@@ -74,6 +81,8 @@ def client_environment(
         environment[nvidia.ENV_MPS_MEMORY_LIMIT] = ",".join(limits)
     if threads is not None:
         environment[nvidia.ENV_MPS_THREAD_PERCENTAGE] = str(percentage(threads))
+    if yields:
+        environment[nvidia.ENV_MPS_PRIORITY] = BELOW_NORMAL
     return environment
 
 

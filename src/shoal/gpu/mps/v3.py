@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal.gpu.errors import MpsError
-from shoal.gpu.mps.v2 import Command, memory, percentage
+from shoal.gpu.mps.v2 import BELOW_NORMAL, Command, memory, percentage
 from shoal.model.errors import shown
 
 DEFAULT_NAMESPACE: Final = "default"
@@ -90,9 +90,11 @@ def create_namespace(name: str, *, server: str) -> Command:
     return ("namespace", "create", _named(name), f"--server={_named(server)}")
 
 
-def set_namespace(name: str, *, server: str, memory_mib: int | None = None, threads: int | None = None) -> Command:
-    """A namespace's limits. The daemon refuses while it has clients."""
-    return ("namespace", "set", _named(name), f"--server={_named(server)}", *_limits(memory_mib, threads))
+def set_namespace(
+    name: str, *, server: str, memory_mib: int | None = None, threads: int | None = None, yields: bool = False
+) -> Command:
+    """A namespace's limits. The daemon refuses while it has clients. `yields`: a priority below normal."""
+    return ("namespace", "set", _named(name), f"--server={_named(server)}", *_limits(memory_mib, threads, yields))
 
 
 def delete_namespace(name: str, *, server: str, force: bool = False) -> Command:
@@ -159,10 +161,11 @@ def _named(name: str) -> str:
     return name
 
 
-def _limits(memory_mib: int | None, threads: int | None) -> Command:
-    if memory_mib is None and threads is None:
+def _limits(memory_mib: int | None, threads: int | None, yields: bool = False) -> Command:
+    if memory_mib is None and threads is None and not yields:
         raise MpsError("no limit is given: set the memory, the threads or both")
     return (
         *(() if memory_mib is None else (f"--pinned-memory-limit={memory(memory_mib)}",)),
         *(() if threads is None else (f"--active-thread-percentage={percentage(threads)}",)),
+        *((f"--client-priority={BELOW_NORMAL}",) if yields else ()),
     )
