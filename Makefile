@@ -12,7 +12,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: chaos help demo test test-kube kube lint format proto bench bench-placement lock clean
+.PHONY: chaos fuzz help demo test test-kube kube lint format proto bench bench-placement lock clean
 
 help: ## Show this list
 	@awk -F ': ## ' '/^[a-z-]+: ## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ test-kube: kube
 chaos: ## Run 2,000 pods on a real API server while schedulers are killed and connections break (5 minutes)
 chaos: kube
 	@SHOAL_CHAOS_PODS=$${SHOAL_CHAOS_PODS:-2000} $(PY) -m pytest -m kube tests/scheduler/test_chaos_kube.py $(ARGS)
+
+fuzz: ## Try a million mutants on the scheduler's watch, endpoints and socket (20 minutes)
+fuzz: .venv/.installed
+	@SHOAL_FUZZ=$${SHOAL_FUZZ:-1000000} $(PY) -m pytest -p no:logging tests/scheduler/test_fuzz.py $(ARGS)
 
 kube: ## Have the programs of a real Kubernetes in the cache (the first time: 15 minutes with Go)
 kube: .venv/.installed
@@ -66,7 +70,7 @@ $(sort $(BENCHES) bench-placement): bench-%: bench/bench_%.py .venv/.installed
 	@echo "==> $<"
 	@$(PY) -m bench.bench_$* $(if $(filter %placement.py %simulate.py,$<),$(TRACES_FLAG)) $(ARGS)
 
-bench-apiserver bench-scheduler bench-watch: kube
+bench-agent bench-apiserver bench-scheduler bench-watch: kube
 
 UV_VERSION := 0.13.7
 COMPILE = build/uv/bin/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 \

@@ -89,8 +89,17 @@ def test_containers_have_no_more_than_they_need(folder: str) -> None:
 def test_a_real_api_server_takes_them(apiserver: ApiServer, folder: str) -> None:
     strictly = ("--validate=strict", "--warnings-as-errors", "--dry-run=server")
     said = apiserver.kubectl("apply", "-k", str(DEPLOY / folder), *strictly)
-    for made in ("deployment.apps/shoal-scheduler", f"service/{gpushare.EXTENDER_NAME}", shoal.POLICY_PODS):
+    budget = "poddisruptionbudget.policy/shoal-scheduler"
+    for made in ("deployment.apps/shoal-scheduler", f"service/{gpushare.EXTENDER_NAME}", shoal.POLICY_PODS, budget):
         assert made in said
+
+
+@pytest.mark.parametrize(("folder", "name"), [("scheduler", "shoal-scheduler"), ("scheduler-second", "gpu-scheduler")])
+def test_a_budget_counts_the_pods_of_its_deployment(folder: str, name: str) -> None:
+    budget, deployment = one(folder, "PodDisruptionBudget", name), one(folder, "Deployment", name)
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert deployment["spec"]["replicas"] == 2
 
 
 #: Verb, resource, namespace ("" for all) of what the scheduler does.

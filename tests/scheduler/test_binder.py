@@ -170,3 +170,14 @@ async def test_second_bind_of_a_pod_waits_for_no_one(stage: Stage) -> None:
     with pytest.raises(BindError, match="being bound to n0 already"):
         await stage.binder.bind(pod, allocation)
     await first
+
+
+async def test_a_decision_that_cannot_be_written_is_not_booked_for_ever(stage: Stage) -> None:
+    pod = await stage.pod("p")
+    allocation = stage.place(pod)
+    odd = replace(allocation, containers=(replace(allocation.containers[0], cards=None),))  # type: ignore[arg-type]
+    with pytest.raises(BindError, match="binding failed"):
+        await stage.binder.bind(pod, odd)
+    assert stage.booked(pod) is None
+    await stage.binder.bind(pod, stage.place(pod))
+    assert (await stage.now("p")).spec.node_name == "n0"

@@ -19,7 +19,7 @@ from shoal.placement.policies import POLICIES
 from shoal.scheduler.binder import annotations_of
 from shoal.scheduler.books.books import REASON_NODE, REASON_OVER, REASON_POD, Books
 from shoal.scheduler.feasibility.cluster import Cluster
-from shoal.scheduler.queue.queue import Wake
+from shoal.scheduler.queue.wake import Wake
 from tests.testbed.fake_nodes import node as node_object
 
 NODES = ("n0", "n1", "n2")

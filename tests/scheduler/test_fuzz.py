@@ -1,15 +1,18 @@
-"""Anything on the watch and on the endpoints: no crash, no wrong booking.
+"""Anything on the watch, on the endpoints and on the socket before them: no crash, no hang, no wrong booking.
 
-`SHOAL_FUZZ` sets how many mutants are tried; the default keeps `make test` short.
+`SHOAL_FUZZ` sets how many mutants are tried, and `SHOAL_FUZZ_SEED` which; the default keeps `make test` short.
 """
 
+import asyncio
 import json
 import os
 import random
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import msgspec
+import pytest
 
 from shoal.kube.codec import WatchEvent
 from shoal.kube.objects.node import Node
@@ -17,6 +20,8 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.store import Store
 from shoal.model.errors import RequestError
 from shoal.placement.errors import PolicyError
+from shoal.scheduler.extender.filtering import OFFER_ALL
+from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.extender.wire import WireError
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.telling.words import diagnose
@@ -25,6 +30,8 @@ from tests.scheduler.extender.scene import Scene
 from tests.testbed.fake_nodes import node as node_object
 
 MUTANTS = int(os.environ.get("SHOAL_FUZZ", "4000"))
+SEED = int(os.environ.get("SHOAL_FUZZ_SEED", "7"))
+CALLERS = 20
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2**31, 2**63, -(2**70), 1.5, float(10**300)),
     *("", " ", "0", "-1", "1e9", "10G", "3", "9" * 30, "\x00", "ü\u202e", "a" * 5000, "{", "{}", '{"version":1}'),
@@ -56,7 +63,7 @@ def mutant(document: Any, rng: random.Random) -> Any:
             parent = parent[step]
         match rng.randrange(4):
             case 0:
-                parent[last] = rng.choice(ODD)
+                parent[last] = deepcopy(rng.choice(ODD))
             case 1:
                 del parent[last]
             case 2 if isinstance(parent, list):
@@ -83,7 +90,7 @@ def _finite(document: Any) -> bool:
 
 def test_mutated_nodes_and_pods_on_the_watch() -> None:
     """The books never break, never book more than a card has by their own decision, and agree with the store."""
-    rng = random.Random(7)
+    rng = random.Random(SEED)
     scene = Scene(policy="fragmentation")
     books = scene.books
     feasibility = Feasibility(books.cluster)
@@ -139,10 +146,11 @@ def test_mutated_nodes_and_pods_on_the_watch() -> None:
     assert refused
 
 
-def test_mutated_requests_to_the_endpoints() -> None:
+@pytest.mark.parametrize("all_up_to", [OFFER_ALL, 0], ids=["all that fit", "the best alone"])
+def test_mutated_requests_to_the_endpoints(all_up_to: int) -> None:
     """Every answer is JSON of the right form or a plain refusal; nothing stays booked."""
-    rng = random.Random(8)
-    scene = Scene()
+    rng = random.Random(SEED + 1)
+    scene = Scene(all_up_to=all_up_to)
     names = [f"n{number}" for number in range(4)]
     for name in names:
         scene.add_node(name, 2)
@@ -153,14 +161,11 @@ def test_mutated_requests_to_the_endpoints() -> None:
         (scene.verbs.preempt, json.loads(requests.preemption(requests.pod("d", priority=9), {names[0]: ["uid-x"]}))),
     ]
     answered = 0
-    for _ in range(MUTANTS // 2):
+    for _ in range(MUTANTS // 5):
         verb, body = rng.choice(bodies)
         made = json.dumps(mutant(body, rng)).encode()
         if rng.random() < 0.1:
-            cut = bytearray(made)
-            for _ in range(rng.randint(1, 4)):
-                cut[rng.randrange(len(cut))] = rng.randrange(256)
-            made = bytes(cut)
+            made = damaged(made, rng)
         try:
             answer = verb(made)
         except WireError:
@@ -170,7 +175,74 @@ def test_mutated_requests_to_the_endpoints() -> None:
         scene.now += 60  # whatever is held is over
         scene.verbs.holds.expire()
         assert not list(scene.books.engine.ledger.bookings())
-    assert answered > MUTANTS // 10
+    assert answered > MUTANTS // 25
+
+
+async def test_mutated_bytes_on_connections() -> None:
+    """Every connection comes to its end, and every answer on it is one of HTTP; nothing stays booked."""
+    rng = random.Random(SEED + 2)
+    scene = Scene()
+    scene.add_node("n0", 2)
+    extender = Extender(scene.verbs, scene.books, metrics=scene.metrics, not_ready=lambda: "", clock=lambda: scene.now)
+    body = requests.args(requests.pod("a"), ["n0"])
+    whole = [
+        b"POST /gpushare-scheduler/filter HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body),
+        b"POST /gpushare-scheduler/prioritize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
+        % (len(body), body),
+        b"POST /gpushare-scheduler/bind HTTP/1.1\r\nContent-Length: 2\r\nConnection: keep-alive\r\n\r\n{}",
+        b"GET /gpushare-scheduler/inspect/n0 HTTP/1.1\r\n\r\n",
+        b"GET /healthz HTTP/1.0\r\nExpect: 100-continue\r\n\r\n",
+    ]
+    answered = 0
+    async with extender.serve(Address("127.0.0.1", 0)) as port:
+
+        async def caller(count: int) -> None:
+            nonlocal answered
+            for _ in range(count):
+                stream = b"".join(rng.choices(whole, k=rng.randint(1, 3)))
+                got = await _ask(port, damaged(stream, rng))
+                answered += got
+
+        await asyncio.gather(*(caller(MUTANTS // 10 // CALLERS) for _ in range(CALLERS)))
+        async with asyncio.timeout(30):
+            assert await _ask(port, b"GET /healthz HTTP/1.1\r\n\r\n")
+    scene.now += 60
+    scene.verbs.holds.expire()
+    assert not list(scene.books.engine.ledger.bookings())
+    assert answered > MUTANTS // 20
+
+
+async def _ask(port: int, content: bytes) -> bool:
+    """Send, close the own side, and read to the end; whether there was an answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        cut = len(content) // 2
+        for part in (content[:cut], content[cut:]):
+            writer.write(part)
+            await writer.drain()
+        writer.write_eof()
+        answer = await reader.read()
+    except ConnectionError:
+        return False
+    finally:
+        writer.close()
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 ")
+    return bool(answer)
+
+
+def damaged(content: bytes, rng: random.Random) -> bytes:
+    """A copy with some bytes changed, taken away or doubled."""
+    copy = bytearray(content)
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(copy))
+        match rng.randrange(4):
+            case 0 if len(copy) > 50:
+                del copy[place : place + rng.randint(1, 40)]
+            case 1:
+                copy[place:place] = copy[place : place + rng.randint(1, 40)]
+            case _:
+                copy[place] = rng.randrange(256)
+    return bytes(copy)
 
 
 def _pod(rng: random.Random, turn: int) -> dict[str, Any]:

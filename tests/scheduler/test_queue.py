@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shoal.scheduler.queue.queue import SWEEP_AFTER, Place, Queue, Waiting, Wake, backoff
+from shoal.scheduler.queue.queue import SWEEP_AFTER, Place, Queue, Waiting, backoff
+from shoal.scheduler.queue.wake import Wake
 
 
 def pod(uid: str, **facts: Any) -> Waiting:

@@ -14,7 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shoal.scheduler.queue.queue import Place, Queue, Waiting, Wake
+from shoal.scheduler.queue.queue import Place, Queue, Waiting
+from shoal.scheduler.queue.wake import Wake
 
 UIDS = [f"p{number}" for number in range(6)]
 FACES = (Wake.CARDS_FREED, Wake.GANG)

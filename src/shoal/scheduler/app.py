@@ -40,21 +40,25 @@ from shoal.scheduler.books.books import Books
 from shoal.scheduler.books.watches import Policies, Volumes
 from shoal.scheduler.claims import Claims
 from shoal.scheduler.config import Config
+from shoal.scheduler.extender.filtering import Offer
 from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.extender.tls import TlsFiles
 from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.feasibility import Feasibility
+from shoal.scheduler.handover import Handover
 from shoal.scheduler.loop import Loop
 from shoal.scheduler.metrics import LedgerSource, Metrics, WatchSource
 from shoal.scheduler.preemption.budgets import Budgets
 from shoal.scheduler.preemption.clearing import Clearing
-from shoal.scheduler.queue.queue import Wake
+from shoal.scheduler.queue.wake import Wake
 from shoal.scheduler.telling.tell import Teller
 
 log = logging.getLogger(__name__)
 
 COMPONENT: Final = "shoal-scheduler"
+#: How long a leader that lets another lead stays out of the election.
+_STAND_BACK_SECONDS: Final = 10.0
 #: Events that may wait for their turn: those of as many pods bound in a burst.
 EVENTS: Final = 10_000
 
@@ -80,6 +84,7 @@ class Scheduler:
         volumes = Volumes(cluster, news=self._on_news)
         disruption_budgets = Reflector(client, POD_DISRUPTION_BUDGETS)
         budgets = Budgets(disruption_budgets.store)
+        self._handover = Handover(namespace=config.election.namespace, name=identity, node=self.books.node)
         claims = Claims(client, cluster, feasibility)
         clearing = Clearing(
             self.books,
@@ -103,15 +108,22 @@ class Scheduler:
             binds=config.binds,
             clock=time.monotonic,
         )
-        verbs = Verbs(self.books, self.binder, plan=clearing.plan, metrics=self.metrics, clock=time.monotonic)
+        verbs = Verbs(
+            self.books,
+            self.binder,
+            plan=clearing.plan,
+            metrics=self.metrics,
+            clock=time.monotonic,
+            offer=Offer(feasibility.prefers, all_up_to=config.offer_all_up_to),
+        )
         self.extender = Extender(
             verbs, self.books, metrics=self.metrics, not_ready=self.not_ready, clock=time.monotonic
         )
         policies = Policies(engine, namespaces=config.policy_namespaces, news=self._on_news, recorder=recorder)
         self._reflectors: dict[str, Reflector[Any]] = {
             # Nodes come first: a pod on a node that is known is understood at once.
-            "nodes": Reflector(client, NODES, consumers=[self.books.on_node]),
-            "pods": Reflector(client, PODS, consumers=[self.books.on_pod, self.loop.on_pod]),
+            "nodes": Reflector(client, NODES, consumers=[self.books.on_node, self._handover.on_node]),
+            "pods": Reflector(client, PODS, consumers=[self.books.on_pod, self.loop.on_pod, self._handover.on_pod]),
             "namespaces": Reflector(client, NAMESPACES, consumers=[volumes.on_namespace]),
             "configmaps": Reflector(
                 client,
@@ -172,10 +184,13 @@ class Scheduler:
             gc.collect()
             gc.freeze()
             log.info("knows %d nodes", self.books.nodes())
-            if config.election.enabled:
-                await self.election.run(self._lead)
-            else:
+            if not config.election.enabled:
                 await self._lead()
+                return
+            await self.election.run(self._lead)
+            # The lease is free. Another takes it meanwhile; then this process ends, and is started anew.
+            log.info("lets another replica lead: the node is cordoned")
+            await asyncio.sleep(_STAND_BACK_SECONDS)
 
     async def _catch_up(self) -> None:
         """Read anew what the last leader may have changed: its last Bindings may not have come by the watch yet."""
@@ -183,14 +198,19 @@ class Scheduler:
             await self._reflectors[name].refresh()
 
     async def _lead(self) -> None:
+        """Schedule, until another replica should lead."""
         if self.config.election.enabled:
             await self._catch_up()
         self._leads = True
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.teller.run(), name="conditions")
+                tasks = [group.create_task(self.teller.run(), name="conditions")]
                 if self.config.scheduler_names:
-                    group.create_task(self.loop.run(), name="loop")
+                    tasks.append(group.create_task(self.loop.run(), name="loop"))
+                if self.config.election.enabled:
+                    await self._handover.until_due()
+                    for task in tasks:
+                        task.cancel()
         finally:
             self._leads = False
 

@@ -74,6 +74,12 @@ class Binder:
         self._busy[uid] = allocation.node
         try:
             await self._bind(pod, allocation)
+        except BindError:
+            raise
+        except Exception as error:
+            # Nobody foresaw this. What is booked must not stay so for ever; what was sent may have arrived, though.
+            log.exception("binding %s/%s failed", pod.metadata.namespace, pod.metadata.name)
+            await self._settle_by_the_pod(pod, allocation.node, {}, f"binding failed: {error}")
         finally:
             del self._busy[uid]
 
@@ -91,7 +97,7 @@ class Binder:
         try:
             await self._write(pod, node, annotations)
         except ConflictError as error:
-            await self._settle_by_the_pod(pod, node, annotations, error)
+            await self._settle_by_the_pod(pod, node, annotations, error.message)
         except ApiError as error:
             self._books.cancel(uid)
             raise BindError(error.message or str(error)) from error
@@ -111,10 +117,8 @@ class Binder:
                 log.warning("binding %s/%s: %s", pod.metadata.namespace, pod.metadata.name, error)
                 await self._pause(failures)
 
-    async def _settle_by_the_pod(
-        self, pod: Pod, node: str, annotations: Mapping[str, str], conflict: ConflictError
-    ) -> None:
-        """After a conflict: the pod has a node, is another one of its name, or is gone."""
+    async def _settle_by_the_pod(self, pod: Pod, node: str, annotations: Mapping[str, str], why: str) -> None:
+        """After a conflict: the pod has a node, is another one of its name, or is gone. `why` it was refused if so."""
         meta = pod.metadata
         failures = 0
         while True:
@@ -134,7 +138,7 @@ class Binder:
             if now.spec.node_name == node and annotations.items() <= now.metadata.annotations.items():
                 return
         self._books.cancel(meta.uid)
-        raise BindError(conflict.message) from conflict
+        raise BindError(why)
 
     async def _pause(self, failures: int) -> None:
         longest = min(_MAX_PAUSE, _PAUSE * 2 ** min(failures, 10))

@@ -10,6 +10,7 @@ import msgspec
 from shoal.model.contract import gpushare, keti
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.placement.policies import POLICIES
+from shoal.scheduler.extender.filtering import OFFER_ALL
 
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
@@ -52,6 +53,9 @@ class Config(_Section, frozen=True, kw_only=True):
     #: Where KETI's policy ConfigMap counts, the first before the others. Who may write one there decides for all.
     policy_namespaces: tuple[_Name, ...] = (keti.NAMESPACE, gpushare.EXTENDER_NAMESPACE)
     election: Election = Election()
+    #: Asked about more nodes than this, the extender offers kube-scheduler the best alone, unless somebody prefers a
+    #: node for other reasons than its cards. Beside another extender or score plugins of your own set it to a million.
+    offer_all_up_to: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = OFFER_ALL
     #: Bindings on their way at one time.
     binds: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 64
     #: Events written per second; the others wait, and are dropped when too many do.

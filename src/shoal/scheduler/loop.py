@@ -28,7 +28,8 @@ from shoal.scheduler.feasibility.feasibility import Feasibility, Verdict
 from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.preemption.clearing import Clearing
 from shoal.scheduler.queue.gangs import Gang, Gangs
-from shoal.scheduler.queue.queue import Queue, Waiting, Wake
+from shoal.scheduler.queue.queue import Queue, Waiting
+from shoal.scheduler.queue.wake import Wake
 from shoal.scheduler.telling.tell import Teller
 from shoal.scheduler.telling.words import Diagnosis, diagnose
 
@@ -41,6 +42,9 @@ _TURNS: Final = 8
 #: Classes whose diagnosis is kept.
 _DIAGNOSES: Final = 1000
 _REASON_ERROR: Final = "SchedulerError"
+
+#: A member of a gang, and where it could go.
+_Placed = tuple[Waiting, Pod, Allocation]
 
 
 class Loop:
@@ -292,34 +296,17 @@ class Loop:
     def _try_gang(self, waiting: Waiting, gang: Gang) -> None:
         """Place the members it takes in one go, or none."""
         members = [waiting, *self.queue.take((uid for uid in gang.together if uid != waiting.uid), self._clock())]
-        placed: list[tuple[Waiting, Pod, Allocation]] = []
-        for member in members:
-            pod = self._books.pod(member.uid)
-            if pod is None or member.uid not in gang.together:
-                continue  # one more than it takes: it comes when the group stands
-            try:
-                verdict, allocation = self._place(member, pod)
-            except (RequestError, PolicyError) as error:
-                self._undo(placed)
-                self._park_gang(members, f"pod group {gang.key[1]}: {member.name}: {error}", Wake.POD_CHANGED)
-                return
-            except Exception:
-                self._undo(placed)
-                for other in members:
-                    self.queue.retry(other.uid, self._clock())
-                raise
-            if allocation is None:
-                diagnosis = self._diagnosis(member, pod, verdict)
-                self._undo(placed)
-                text = f"pod group {gang.key[1]}: {len(placed)} of {len(gang.together)} pods fit at once. "
-                self._park_gang(members, text + diagnosis.message, diagnosis.helps)
-                return
-            placed.append((member, pod, allocation))
-        if len(placed) < len(gang.together):
-            # A member is gone, and the watch has not told the gang yet.
+        placed: list[_Placed] = []
+        try:
+            parked = self._place_members(gang, members, placed)
+        except Exception:
             self._undo(placed)
-            for member in members:
-                self.queue.retry(member.uid, self._clock())
+            self._retry(members)
+            raise
+        if parked or len(placed) < len(gang.together):
+            self._undo(placed)
+            if not parked:  # a member is gone, and the watch has not told the gang yet
+                self._retry(members)
             return
         for member, pod, allocation in placed:
             self._start_binding(member, pod, allocation)
@@ -327,7 +314,30 @@ class Loop:
             if member.uid not in gang.together:
                 self.queue.park(member.uid, Wake.GANG | Wake.PODS, self._clock())
 
-    def _undo(self, placed: Sequence[tuple[Waiting, Pod, Allocation]]) -> None:
+    def _place_members(self, gang: Gang, members: Sequence[Waiting], placed: list[_Placed]) -> bool:
+        """Place one after another into `placed`. True when one has no place: all are parked with its reasons."""
+        for member in members:
+            pod = self._books.pod(member.uid)
+            if pod is None or member.uid not in gang.together:
+                continue  # one more than it takes: it comes when the group stands
+            try:
+                verdict, allocation = self._place(member, pod)
+            except (RequestError, PolicyError) as error:
+                self._park_gang(members, f"pod group {gang.key[1]}: {member.name}: {error}", Wake.POD_CHANGED)
+                return True
+            if allocation is None:
+                diagnosis = self._diagnosis(member, pod, verdict)
+                text = f"pod group {gang.key[1]}: {len(placed)} of {len(gang.together)} pods fit at once. "
+                self._park_gang(members, text + diagnosis.message, diagnosis.helps)
+                return True
+            placed.append((member, pod, allocation))
+        return False
+
+    def _retry(self, members: Sequence[Waiting]) -> None:
+        for member in members:
+            self.queue.retry(member.uid, self._clock())
+
+    def _undo(self, placed: Sequence[_Placed]) -> None:
         for member, _, _ in placed:
             self._books.cancel(member.uid, quietly=True)
 

@@ -16,10 +16,12 @@ from shoal.kube.resources import NODES, PODS
 from shoal.kube.store import Store
 from shoal.scheduler.binder import Binder
 from shoal.scheduler.books.books import Books
+from shoal.scheduler.extender.filtering import OFFER_ALL, Offer
 from shoal.scheduler.extender.holds import SECONDS
 from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.extender.tls import TlsFiles
 from shoal.scheduler.extender.verbs import Verbs
+from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.kube_scheduler import Mode, Tls, configuration
 from shoal.scheduler.metrics import Metrics
 from tests.scheduler.extender.scene import books_of, clearing_of
@@ -56,7 +58,12 @@ class Live:
 
 @contextlib.asynccontextmanager
 async def live(
-    control_plane: ControlPlane, *, policy: str = "binpack", hold_seconds: float = SECONDS, tls: TlsFiles | None = None
+    control_plane: ControlPlane,
+    *,
+    policy: str = "binpack",
+    hold_seconds: float = SECONDS,
+    tls: TlsFiles | None = None,
+    all_up_to: int = OFFER_ALL,
 ) -> AsyncIterator[Live]:
     """Follow the cluster and serve."""
     access = load_access(environ={}, home=Path("/"), kubeconfig=control_plane.api.kubeconfig())
@@ -70,6 +77,7 @@ async def live(
             metrics=metrics,
             clock=time.monotonic,
             hold_seconds=hold_seconds,
+            offer=Offer(Feasibility(books.cluster).prefers, all_up_to=all_up_to),
         )
         extender = Extender(verbs, books, metrics=metrics, not_ready=lambda: "", clock=time.monotonic)
         async with (

@@ -23,6 +23,7 @@ from shoal.placement.engine import Engine
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.binder import Binder
 from shoal.scheduler.books.books import Books
+from shoal.scheduler.extender.filtering import OFFER_ALL, Offer
 from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.feasibility import Feasibility
@@ -71,6 +72,8 @@ class Scene:
     policy: str = "binpack"
     client: Client = field(default_factory=nobody)
     now: float = 100.0
+    #: Asked about more nodes, filter offers the best alone.
+    all_up_to: int = OFFER_ALL
 
     def __post_init__(self) -> None:
         self.books = books_of(self.policy)
@@ -83,6 +86,7 @@ class Scene:
             plan=clearing_of(self.books, self.client, self.budgets).plan,
             metrics=self.metrics,
             clock=lambda: self.now,
+            offer=Offer(Feasibility(self.books.cluster).prefers, all_up_to=self.all_up_to),
         )
 
     def add_node(self, name: str, gpus: int | Sequence[Gpu] = 2) -> None:

@@ -15,6 +15,8 @@ from shoal.kube.access.load import load_access
 from shoal.kube.client import Client
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import CLAIMS, PODS, STORAGE_CLASSES, VOLUMES, Resource
+from shoal.model.contract import gpushare
+from shoal.scheduler.extender.filtering import OFFER_ALL
 from shoal.scheduler.extender.holds import SECONDS
 from shoal.scheduler.extender.tls import TlsFiles
 from shoal.scheduler.kube_scheduler import Mode, Tls
@@ -91,13 +93,20 @@ def used(pods: Iterable[Pod]) -> Counter[str]:
     return held
 
 
+@pytest.mark.parametrize("all_up_to", [OFFER_ALL, 0], ids=["all that fit", "the best alone"])
 @pytest.mark.parametrize("node_cache", [True, False], ids=["names", "whole nodes"])
 @pytest.mark.parametrize("mode", [Mode.DEFAULT, Mode.SECOND])
 async def test_pods_of_all_families_are_placed(
-    control_plane: ControlPlane, fake_nodes: FakeNodes, client: Client, room: str, mode: Mode, node_cache: bool
+    control_plane: ControlPlane,
+    fake_nodes: FakeNodes,
+    client: Client,
+    room: str,
+    mode: Mode,
+    node_cache: bool,
+    all_up_to: int,
 ) -> None:
     names = await fake_nodes(4, gpus=2)
-    async with live(control_plane) as extender:
+    async with live(control_plane, all_up_to=all_up_to) as extender:
         control_plane.start_scheduler(extender.configuration(mode=mode, node_cache=node_cache))
         scheduler = "gpu-scheduler" if mode is Mode.SECOND else ""
         wanted = {
@@ -115,6 +124,8 @@ async def test_pods_of_all_families_are_placed(
     assert by_name["mem-0"]["ALIYUN_COM_GPU_MEM_POD"] == "6"
     assert by_name["mps-0"]["UUID"].startswith("GPU-")
     assert extender.metrics.binds.value("extender", "bound") == len(wanted)
+    scored = extender.metrics.requests.value(gpushare.PATH_PRIORITIZE, "200")
+    assert bool(scored) == bool(all_up_to), "kube-scheduler does not ask about one node"
 
 
 @pytest.fixture
@@ -150,7 +161,11 @@ async def volumes(client: Client) -> AsyncIterator[Callable[[str, list[str]], Aw
     await client.delete(STORAGE_CLASSES, name)
 
 
-@pytest.mark.parametrize("hold_seconds", [SECONDS, 0.0], ids=["held", "not held"])
+@pytest.mark.parametrize(
+    ("hold_seconds", "all_up_to"),
+    [(SECONDS, OFFER_ALL), (SECONDS, 0), (0.0, OFFER_ALL)],
+    ids=["held when scored", "held when filtered", "not held"],
+)
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "after volumes"])
 async def test_no_two_pods_are_scored_onto_one_card(
     control_plane: ControlPlane,
@@ -160,6 +175,7 @@ async def test_no_two_pods_are_scored_onto_one_card(
     volumes: Callable[[str, list[str]], Awaitable[None]],
     late: bool,
     hold_seconds: float,
+    all_up_to: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A pod for each card, of more than half a card: node totals tell kube-scheduler nothing of what fits.
@@ -171,7 +187,7 @@ async def test_no_two_pods_are_scored_onto_one_card(
     await fake_nodes(nodes, gpus=cards)
     if late:
         await volumes(room, names)
-    async with live(control_plane, hold_seconds=hold_seconds) as extender:
+    async with live(control_plane, hold_seconds=hold_seconds, all_up_to=all_up_to) as extender:
         await each(
             names,
             lambda name: client.create(PODS, pod(name, claim=name if late else "", mem="9"), namespace=room),

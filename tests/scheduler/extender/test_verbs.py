@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.policy import PodDisruptionBudget, PodDisruptionBudgetSpec
+from shoal.placement.policies import POLICIES
 from shoal.scheduler.extender import filtering
 from shoal.scheduler.extender.scoring import scores
 from tests.scheduler.extender.requests import args, pod, preemption
@@ -220,10 +221,13 @@ def test_a_pod_bound_by_somebody_else_keeps_what_it_has() -> None:
     assert scene.free("a") == expected
 
 
-@given(st.lists(st.tuples(st.sampled_from(["filter", "prioritize", "wait", "gone"]), st.integers(0, 5)), max_size=40))
-def test_no_sequence_leaks_or_overbooks(steps: list[tuple[str, int]]) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from(["filter", "prioritize", "wait", "gone"]), st.integers(0, 5)), max_size=40),
+    st.sampled_from([0, 100]),
+)
+def test_no_sequence_leaks_or_overbooks(steps: list[tuple[str, int]], all_up_to: int) -> None:
     """Whatever is asked in whatever order: cards are never over-booked, and time alone frees all of them."""
-    scene = Scene()
+    scene = Scene(all_up_to=all_up_to)
     for name in ("a", "b"):
         scene.add_node(name, 2)
     for step, number in steps:
@@ -241,6 +245,61 @@ def test_no_sequence_leaks_or_overbooks(steps: list[tuple[str, int]]) -> None:
     scene.now += 30
     scene.verbs.holds.expire()
     assert (scene.free("a"), scene.free("b"), len(scene.verbs.holds)) == ([16, 16], [16, 16], 0)
+
+
+# The best node alone
+
+FAVOURED = {
+    "preferredDuringSchedulingIgnoredDuringExecution": [
+        {"weight": 1, "preference": {"matchExpressions": [{"key": "l", "operator": "Exists"}]}}
+    ]
+}
+
+
+def test_asked_about_many_nodes_the_best_alone_is_offered_and_held() -> None:
+    scene = Scene(all_up_to=2)
+    for name in ("a", "b", "c"):
+        scene.add_node(name, 1)
+    scene.bind(pod("p1", mem="6"), "b", 0, 6)
+    assert scene.filter(args(pod("few"), ["a", "b"]))["NodeNames"] == ["a", "b"]
+    for whole in (False, True):
+        answer = scene.filter(args(pod("one"), ["a", "b", "c", "new"], whole=whole))
+        names = [node["metadata"]["name"] for node in answer["Nodes"]["items"]] if whole else answer["NodeNames"]
+        assert names == ["b"], "binpack: the fullest card"
+        assert answer["FailedNodes"] == answer["FailedAndUnresolvableNodes"] == {}
+        assert scene.free("b") == [6], "held"
+    answer = scene.filter(args(pod("two", mem="17"), ["a", "b", "c"]))
+    assert (answer["NodeNames"], len(answer["FailedAndUnresolvableNodes"])) == ([], 3)
+    liking = pod("liking")
+    liking["spec"]["affinity"] = {"nodeAffinity": FAVOURED}
+    assert scene.filter(args(liking, ["a", "b", "c"]))["NodeNames"] == ["a", "b", "c"]
+
+
+@given(
+    st.lists(st.integers(0, 16), min_size=6, max_size=6),
+    st.lists(st.sampled_from(["n0", "n1", "n2", "n3", "n4", "n5", "new", ""]), min_size=1, unique=True),
+    st.integers(1, 17),
+    st.sampled_from(sorted(POLICIES)),
+)
+def test_the_best_alone_is_the_one_prioritize_would_choose(
+    full: list[int], names: list[str], mem: int, policy: str
+) -> None:
+    """The way by scores is the reference: the same node, the same cards, and the same reasons when none fits."""
+    scenes = [Scene(policy=policy, all_up_to=up_to) for up_to in (0, 100)]
+    found = []
+    for scene in scenes:
+        for number, used in enumerate(full):
+            scene.add_node(f"n{number}", 1)
+            if used:
+                scene.bind(pod(f"on-{number}", mem=str(used)), f"n{number}", 0, used)
+        answer = scene.filter(args(pod("p", mem=str(mem)), names))
+        if answer["NodeNames"]:
+            scene.prioritize(args(pod("p", mem=str(mem)), answer["NodeNames"]))
+            answer = {}
+        hold = scene.verbs.holds.of("uid-p")
+        found.append((answer, None if hold is None else hold.allocation))
+    alone, scored = found
+    assert alone == scored
 
 
 # Preempt

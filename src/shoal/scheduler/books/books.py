@@ -24,7 +24,7 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import manifest_of
 from shoal.kube.store import Change, Kind
 from shoal.model.allocation import Allocation
-from shoal.model.contract import gpushare, shoal
+from shoal.model.contract import gpushare
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.gpu import NodeGpus
@@ -35,9 +35,10 @@ from shoal.placement.books.ledger import Booking
 from shoal.placement.engine import Engine
 from shoal.placement.errors import BookingError, PolicyError
 from shoal.scheduler.books.bookings import Origin, decision_in, holding_of, on_emptiest_cards
+from shoal.scheduler.books.node_news import node_news
 from shoal.scheduler.books.requests import Requests
 from shoal.scheduler.feasibility.cluster import Cluster
-from shoal.scheduler.queue.queue import Wake
+from shoal.scheduler.queue.wake import Wake
 
 log = logging.getLogger(__name__)
 
@@ -391,19 +392,3 @@ def _of_length(values: npt.NDArray[A], rows: int) -> npt.NDArray[A]:
     if len(values) >= rows:
         return values[:rows]
     return np.concatenate((values, np.zeros(rows - len(values), values.dtype)))
-
-
-def node_news(old: Node | None, new: Node) -> Wake:
-    """What a change of a node may make possible; nothing for a heartbeat."""
-    if old is None:
-        return Wake.NODE_ADDED
-    news = Wake(0)
-    if old.status.allocatable != new.status.allocatable or old.status.capacity != new.status.capacity:
-        news |= Wake.NODE_RESOURCES | Wake.CARDS_FREED
-    if old.metadata.annotations.get(shoal.ANNOTATION_GPUS) != new.metadata.annotations.get(shoal.ANNOTATION_GPUS):
-        news |= Wake.CARDS_FREED
-    if old.metadata.labels != new.metadata.labels:
-        news |= Wake.NODE_LABELS | Wake.CARDS_FREED
-    if old.spec.taints != new.spec.taints or old.spec.unschedulable != new.spec.unschedulable:
-        news |= Wake.NODE_TAINTS
-    return news

@@ -15,7 +15,7 @@ from shoal.kube.store import Change
 from shoal.placement.engine import Engine
 from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.keti_policy import KetiPolicy
-from shoal.scheduler.queue.queue import Wake
+from shoal.scheduler.queue.wake import Wake
 
 log = logging.getLogger(__name__)
 

@@ -2,16 +2,22 @@
 
 kube-scheduler makes one message of all distinct reasons and writes it to the pod. So the words are the same for all
 nodes that are short of the same thing, and only the first few are told card by card.
+
+Where nobody prefers a node for other reasons than its cards, kube-scheduler would take the node that the engine takes,
+once it had asked again and scored all others. With many nodes that costs more than the decision. So it gets just that
+node then, and no more is written, read or asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import compress, repeat
 from typing import Final
 
 import numpy as np
 
+from shoal.kube.objects.pod import Pod
 from shoal.model.contract import gpushare
 from shoal.model.errors import RequestError
 from shoal.model.request import Request
@@ -27,6 +33,8 @@ from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.preemption.search import EngineFit
 from shoal.scheduler.telling.words import node_refusal, shortage
 
+#: Few enough nodes to offer all that fit, and to say why the others do not.
+OFFER_ALL: Final = 64
 #: Nodes that are told card by card, and the longest that is told of one.
 DETAILED: Final = 8
 MAX_DETAIL: Final = 300
@@ -36,17 +44,30 @@ BESIDE_CARDS: Final = "Insufficient cpu or memory beside the GPUs"
 BAD_REQUEST: Final = "bad request"
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """When the best node alone is offered. `prefers`: would anybody rather have the pod on one node than another?"""
+
+    prefers: Callable[[Pod], bool]
+    all_up_to: int = OFFER_ALL
+
+    def best_alone(self, args: ExtenderArgs) -> bool:
+        """Whether kube-scheduler has nothing to choose for this pod."""
+        return len(args.names) > self.all_up_to and not self.prefers(args.pod)
+
+
 class Filter:
     """Filters nodes by their cards."""
 
-    def __init__(self, books: Books, holds: Holds, *, metrics: Metrics) -> None:
+    def __init__(self, books: Books, holds: Holds, *, metrics: Metrics, offer: Offer) -> None:
         self._books = books
         self._holds = holds
         self._metrics = metrics
+        self._offer = offer
         self._empty = EmptyNodes(books.engine.ledger)
 
     def __call__(self, args: ExtenderArgs) -> Filtered:
-        """The answer. When one node is left the pod's cards are held there: kube-scheduler takes it without scoring."""
+        """The answer. When it is one node the pod's cards are held there: kube-scheduler takes it without scoring."""
         uid, names = args.pod.metadata.uid, args.names
         try:
             request = self._books.request(args.pod)
@@ -56,7 +77,11 @@ class Filter:
             booked = self._books.engine.ledger.booking(uid)
             if booked is not None:
                 return Filtered(error=f"the pod is being bound to {booked.node} already")
-            rows, fits = self._fitting(request, names)
+            rows = rows_of(self._books, names)
+            best = self._best(args, rows) if self._offer.best_alone(args) else None
+            if best is not None:
+                return best
+            fits = self._fitting(request, rows)
         except (RequestError, PolicyError) as error:
             self._metrics.refusals.inc(BAD_REQUEST, by=len(names))
             return Filtered(unresolvable=dict.fromkeys(names, str(error)))
@@ -74,12 +99,22 @@ class Filter:
         pod_class = self._books.engine.class_of(request)
         return Filtered(passed, *self._reasons(pod_class, refused, rows[~fits], last=not count))
 
-    def _fitting(self, request: Request, names: Sequence[str]) -> tuple[Rows, BoolArray]:
-        """The nodes' rows, and whether each can take the request. One row too many stands for nodes nobody knows."""
+    def _best(self, args: ExtenderArgs, rows: Rows) -> Filtered | None:
+        """Only the node that the engine takes, with the cards held there; None when the pod fits nowhere."""
+        among = np.zeros(self._books.engine.ledger.columns.rows + 1, np.bool_)
+        among[rows] = True
+        held = self._holds.place(args.pod, among=among[:-1])
+        if held is None:
+            return None
+        passed = [False] * len(args.names)
+        passed[args.names.index(held.node)] = True
+        return Filtered(passed)
+
+    def _fitting(self, request: Request, rows: Rows) -> BoolArray:
+        """Whether each node can take the request. One row too many stands for nodes nobody knows."""
         worths = self._books.engine.worths(request)
-        rows = rows_of(self._books, names)
         fits: BoolArray = np.append(worths, -np.inf)[rows] > -np.inf
-        return rows, fits
+        return fits
 
     def _reasons(
         self, pod_class: PodClass, names: Sequence[str], rows: Rows, *, last: bool

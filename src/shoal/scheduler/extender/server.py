@@ -10,11 +10,10 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final
-
-from aiohttp import web
+from http import HTTPStatus
+from typing import Any, Final
 
 from shoal.model.contract import gpushare, shoal
 from shoal.scheduler.books.books import Books
@@ -23,11 +22,15 @@ from shoal.scheduler.extender.inspect import inspect
 from shoal.scheduler.extender.tls import TlsFiles
 from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.extender.wire import WireError
+from shoal.scheduler.http.connection import Bounds
+from shoal.scheduler.http.messages import HttpError, Request, Response, text
+from shoal.scheduler.http.server import serving
 from shoal.scheduler.metrics import CONTENT_TYPE, Metrics
 
 log = logging.getLogger(__name__)
 
-Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Answer = Response | Coroutine[Any, Any, Response]
+Route = Callable[[Request], Answer]
 
 #: 5,000 whole nodes of 10 kB; with node names it is a hundredth.
 MAX_BODY: Final = 64 << 20
@@ -35,9 +38,10 @@ MAX_BODY: Final = 64 << 20
 BODY_SECONDS: Final = 10.0
 #: Answered to everyone, with or without a certificate.
 _OPEN: Final = frozenset({shoal.PATH_HEALTH, shoal.PATH_READY, gpushare.PATH_VERSION})
+_NODE_PREFIX: Final = gpushare.PATH_INSPECT + "/"
+_ONE_NODE: Final = _NODE_PREFIX + "{node}"
 _EXPIRY_SECONDS: Final = 1.0
 _TLS_SECONDS: Final = 60.0
-_SHUTDOWN_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,46 +72,40 @@ class Extender:
         self._metrics = metrics
         self._not_ready = not_ready
         self._clock = clock
-        self._body_seconds = BODY_SECONDS
-
-    def _application(self, address: Address) -> web.Application:
-        """All routes. With a client CA most are for callers who have shown a certificate."""
-        certificates = address.tls is not None and address.tls.client_ca is not None
-        self._body_seconds = address.body_seconds
-        middlewares = [self._measured, _known_callers] if certificates else [self._measured]
-        app = web.Application(client_max_size=address.max_body, middlewares=middlewares)
-        app.router.add_post(gpushare.PATH_FILTER, self._filter)
-        app.router.add_post(gpushare.PATH_PRIORITIZE, self._prioritize)
-        app.router.add_post(gpushare.PATH_PREEMPT, self._preempt)
-        app.router.add_post(gpushare.PATH_BIND, self._bind)
-        app.router.add_get(gpushare.PATH_INSPECT, self._inspect)
-        app.router.add_get(gpushare.PATH_INSPECT + "/{node}", self._inspect)
-        app.router.add_get(gpushare.PATH_VERSION, self._version)
-        app.router.add_get(shoal.PATH_HEALTH, self._health)
-        app.router.add_get(shoal.PATH_READY, self._ready)
-        app.router.add_get(shoal.PATH_METRICS, self._scrape)
-        return app
+        #: With a client CA most is for callers who have shown a certificate.
+        self._certificates = False
+        #: By path, and the method each is asked with.
+        self._routes: dict[str, tuple[str, Route]] = {
+            gpushare.PATH_FILTER: ("POST", self._filter),
+            gpushare.PATH_PRIORITIZE: ("POST", lambda request: self._asked(request, self._verbs.prioritize)),
+            gpushare.PATH_PREEMPT: ("POST", lambda request: self._asked(request, self._verbs.preempt)),
+            gpushare.PATH_BIND: ("POST", self._bind),
+            gpushare.PATH_INSPECT: ("GET", lambda _: Response(pieces=inspect(self._books))),
+            _ONE_NODE: ("GET", self._inspect_node),
+            gpushare.PATH_VERSION: ("GET", lambda _: text(gpushare.VERSION)),
+            shoal.PATH_HEALTH: ("GET", lambda _: text("ok")),
+            shoal.PATH_READY: ("GET", self._ready),
+            shoal.PATH_METRICS: ("GET", self._scrape),
+        }
 
     @contextlib.asynccontextmanager
     async def serve(self, address: Address) -> AsyncIterator[int]:
         """Serve while the block runs; gives the port."""
-        runner = web.AppRunner(self._application(address), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
-        await runner.setup()
-        context = None if address.tls is None else address.tls.context()
+        tls = address.tls
+        context = None if tls is None else tls.context()
+        self._certificates = tls is not None and tls.client_ca is not None
         chores = [asyncio.create_task(self._expire(), name="extender-holds")]
-        if address.tls is not None and context is not None:
-            chores.append(asyncio.create_task(_renew(address.tls, context), name="extender-tls"))
+        if tls is not None and context is not None:
+            chores.append(asyncio.create_task(_renew(tls, context), name="extender-tls"))
+        bounds = Bounds(address.max_body, address.body_seconds)
         try:
-            site = web.TCPSite(runner, address.host, address.port, ssl_context=context, reuse_address=True)
-            await site.start()
-            port: int = runner.addresses[0][1]
-            log.info("extender on %s:%d%s", address.host, port, " with TLS" if context else "")
-            yield port
+            async with serving(self.answer, address.host, address.port, bounds, context) as port:
+                log.info("extender on %s:%d%s", address.host, port, " with TLS" if context else "")
+                yield port
         finally:
             for chore in chores:
                 chore.cancel()
             await asyncio.gather(*chores, return_exceptions=True)
-            await runner.cleanup()
 
     async def _expire(self) -> None:
         """Holds end also when nobody asks."""
@@ -115,105 +113,79 @@ class Extender:
             await asyncio.sleep(_EXPIRY_SECONDS)
             self._verbs.holds.expire()
 
+    # One request
+
+    def answer(self, request: Request) -> Answer:
+        """The answer, counted and timed. Raises HttpError."""
+        name = _ONE_NODE if request.path.startswith(_NODE_PREFIX) else request.path
+        counted = (name if name in self._routes else "none", self._clock())
+        try:
+            answer = self._routed(request, name)
+        except Exception as error:
+            status = error.status if isinstance(error, HttpError) else HTTPStatus.INTERNAL_SERVER_ERROR
+            self._count(*counted, status)
+            raise
+        if not isinstance(answer, Response):
+            return self._later(answer, *counted)
+        self._count(*counted, answer.status)
+        return answer
+
+    def _routed(self, request: Request, name: str) -> Answer:
+        if self._certificates and not request.certified and request.path not in _OPEN:
+            words = "show a client certificate that the extender's client CA has signed"
+            raise HttpError(HTTPStatus.UNAUTHORIZED, words)
+        if name not in self._routes:
+            raise HttpError(HTTPStatus.NOT_FOUND, "there is nothing here")
+        method, route = self._routes[name]
+        if request.method != method and (request.method, method) != ("HEAD", "GET"):
+            raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"ask {name} with {method}")
+        return route(request)
+
+    async def _later(self, answer: Coroutine[Any, Any, Response], name: str, started: float) -> Response:
+        status = HTTPStatus.INTERNAL_SERVER_ERROR
+        try:
+            response = await answer
+            status = response.status
+            return response
+        finally:
+            self._count(name, started, status)
+
+    def _count(self, name: str, started: float, status: HTTPStatus) -> None:
+        self._metrics.requests.inc(name, str(status.value))
+        self._metrics.request_seconds.observe(self._clock() - started, name)
+
     # The verbs
 
-    async def _filter(self, request: web.Request) -> web.Response:
-        body = await self._body(request)
+    def _filter(self, request: Request) -> Response:
         reason = self._not_ready()
-        if reason:
-            return _json(wire.filter_answer(wire.Filtered(error=reason)))
-        return _json(self._verbs.filter(body))
+        return Response(wire.filter_answer(wire.Filtered(error=reason)) if reason else self._verbs.filter(request.body))
 
-    async def _bind(self, request: web.Request) -> web.Response:
-        body = await self._body(request)
+    async def _bind(self, request: Request) -> Response:
         reason = self._not_ready()
-        if reason:
-            return _json(wire.bind_answer(reason))
-        return _json(await self._verbs.bind(body))
+        return Response(wire.bind_answer(reason) if reason else await self._verbs.bind(request.body))
 
-    async def _prioritize(self, request: web.Request) -> web.Response:
-        return await self._asked(request, self._verbs.prioritize)
-
-    async def _preempt(self, request: web.Request) -> web.Response:
-        return await self._asked(request, self._verbs.preempt)
-
-    async def _asked(self, request: web.Request, verb: Callable[[bytes], bytes]) -> web.Response:
+    def _asked(self, request: Request, verb: Callable[[bytes], bytes]) -> Response:
         """A verb whose answer has no room for an error."""
-        body = await self._body(request)
         reason = self._not_ready()
         if reason:
-            raise web.HTTPServiceUnavailable(text=reason)
+            raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, reason)
         try:
-            return _json(verb(body))
+            return Response(verb(request.body))
         except WireError as error:
-            raise web.HTTPBadRequest(text=str(error)) from error
-
-    async def _body(self, request: web.Request) -> bytes:
-        try:
-            async with asyncio.timeout(self._body_seconds):
-                return await request.read()
-        except TimeoutError:
-            seconds = f"{self._body_seconds:g} s"
-            raise web.HTTPRequestTimeout(text=f"the request took longer than {seconds} to arrive") from None
+            raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from error
 
     # The rest
 
-    async def _inspect(self, request: web.Request) -> web.StreamResponse:
-        return await _streamed(request, "application/json", inspect(self._books, request.match_info.get("node")))
+    def _inspect_node(self, request: Request) -> Response:
+        return Response(pieces=inspect(self._books, request.path.removeprefix(_NODE_PREFIX)))
 
-    async def _version(self, request: web.Request) -> web.Response:
-        return web.Response(text=gpushare.VERSION)
-
-    async def _health(self, request: web.Request) -> web.Response:
-        return web.Response(text="ok")
-
-    async def _ready(self, request: web.Request) -> web.Response:
+    def _ready(self, request: Request) -> Response:
         reason = self._not_ready()
-        return web.Response(text=reason or "ok", status=503 if reason else 200)
+        return text(reason, HTTPStatus.SERVICE_UNAVAILABLE) if reason else text("ok")
 
-    async def _scrape(self, request: web.Request) -> web.StreamResponse:
-        return await _streamed(request, CONTENT_TYPE, (piece.encode() for piece in self._metrics.registry.pieces()))
-
-    @web.middleware
-    async def _measured(self, request: web.Request, handler: Route) -> web.StreamResponse:
-        resource = request.match_info.route.resource
-        name = "none" if resource is None else resource.canonical
-        started = self._clock()
-        status = 500
-        try:
-            response = await handler(request)
-            status = response.status
-            return response
-        except web.HTTPException as refusal:
-            status = refusal.status
-            raise
-        finally:
-            self._metrics.requests.inc(name, str(status))
-            self._metrics.request_seconds.observe(self._clock() - started, name)
-
-
-@web.middleware
-async def _known_callers(request: web.Request, handler: Route) -> web.StreamResponse:
-    """A certificate that was shown has been checked by TLS; kubelet, which probes, has none to show."""
-    transport = request.transport
-    if request.path not in _OPEN and (transport is None or not transport.get_extra_info("peercert")):
-        raise web.HTTPUnauthorized(text="show a client certificate that the extender's client CA has signed")
-    return await handler(request)
-
-
-def _json(content: bytes) -> web.Response:
-    return web.Response(body=content, content_type="application/json")
-
-
-async def _streamed(request: web.Request, kind: str, pieces: Iterator[bytes]) -> web.StreamResponse:
-    """A long answer, made while others are answered."""
-    response = web.StreamResponse(headers={"Content-Type": kind})
-    await response.prepare(request)
-    for piece in pieces:
-        await response.write(piece)
-        await asyncio.sleep(0)
-    await response.write_eof()
-    return response
+    def _scrape(self, request: Request) -> Response:
+        pieces = (piece.encode() for piece in self._metrics.registry.pieces())
+        return Response(kind=CONTENT_TYPE, pieces=pieces)
 
 
 async def _renew(files: TlsFiles, context: ssl.SSLContext) -> None:

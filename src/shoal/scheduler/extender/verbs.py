@@ -10,7 +10,7 @@ from shoal.scheduler.binder import Binder
 from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender import wire
 from shoal.scheduler.extender.binding import EXTENDER, Bind
-from shoal.scheduler.extender.filtering import Filter
+from shoal.scheduler.extender.filtering import Filter, Offer
 from shoal.scheduler.extender.holds import SECONDS, Holds
 from shoal.scheduler.extender.preempting import Planning, Preempt
 from shoal.scheduler.extender.scoring import Prioritize
@@ -35,12 +35,13 @@ class Verbs:
         plan: Planning,
         metrics: Metrics,
         clock: Callable[[], float],
+        offer: Offer,
         hold_seconds: float = SECONDS,
     ) -> None:
         self.holds = Holds(books, clock=clock, metrics=metrics, seconds=hold_seconds)
         self._metrics = metrics
         self._clock = clock
-        self._filter = Filter(books, self.holds, metrics=metrics)
+        self._filter = Filter(books, self.holds, metrics=metrics, offer=offer)
         self._prioritize = Prioritize(books, self.holds)
         self._preempt = Preempt(books, plan=plan)
         self._bind = Bind(books, binder, self.holds, metrics=metrics, clock=clock)

@@ -133,6 +133,15 @@ class Feasibility:
         )
         return not any(objection.rows[row] for group in groups for objection in group)
 
+    def prefers(self, pod: Pod) -> bool:
+        """Whether anybody would rather have the pod on one node than on another: the pod, a node or another pod."""
+        wish = self._trial(pod).wish
+        return (
+            bool(wish.preferred_nodes or wish.may_spread or wish.traits.company.preferred)
+            or self._cluster.nodes.avoided(wish.tolerations) is not None
+            or any(burden.weight for burden in self._burdens(wish.namespace, pod))
+        )
+
     def volume_decisions(self, pod: Pod, node: str) -> list[VolumeDecision]:
         """What must be written for the pod's claims before it is bound to this node, which the verdict allows."""
         rows = np.flatnonzero(self._cluster.nodes.named((node,)))

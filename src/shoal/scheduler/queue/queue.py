@@ -16,33 +16,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum, Flag, auto
+from enum import Enum
 from typing import Final
 
 from shoal.scheduler.queue.heap import Heap
+from shoal.scheduler.queue.wake import Wake
 
 #: The pause after the first failed try doubles with each further one, up to the longest.
 FIRST_BACKOFF: Final = 1.0
 MAX_BACKOFF: Final = 10.0
 #: When no pod of a class was tried for this long, the one that waited longest is, in case an event was missed.
 SWEEP_AFTER: Final = 300.0
-
-
-class Wake(Flag):
-    """What may happen that lets a parked pod fit."""
-
-    CARDS_FREED = auto()
-    NODE_RESOURCES = auto()
-    NODE_ADDED = auto()
-    NODE_LABELS = auto()
-    NODE_TAINTS = auto()
-    #: Other pods came, went or changed: affinity, ports, spread.
-    PODS = auto()
-    VOLUMES = auto()
-    POLICY = auto()
-    GANG = auto()
-    #: The pod itself. Every pod waits for this, told or not.
-    POD_CHANGED = auto()
 
 
 class Place(Enum):

@@ -23,7 +23,7 @@ from shoal.placement.books.ledger import Ledger, NodeBooks
 from shoal.placement.classes import PodClass
 from shoal.placement.policy import CARD_FIT
 from shoal.scheduler.feasibility.feasibility import Verdict
-from shoal.scheduler.queue.queue import Wake
+from shoal.scheduler.queue.wake import Wake
 
 #: Nodes that are told card by card, and cards of each.
 _CLOSEST: Final = 3
