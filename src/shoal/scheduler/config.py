@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from shoal.model.contract import gpushare, keti
+from shoal.model.contract import gpushare, keti, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.extender.filtering import OFFER_ALL
@@ -34,7 +34,7 @@ class Election(_Section, frozen=True, kw_only=True):
 
     enabled: bool = True
     namespace: _Name = gpushare.EXTENDER_NAMESPACE
-    name: _Name = "shoal-scheduler"
+    name: _Name = shoal.NAME_SCHEDULER
 
 
 class Config(_Section, frozen=True, kw_only=True):
