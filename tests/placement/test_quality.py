@@ -1,7 +1,7 @@
 """The policies hand out as many GPUs as they are known to: a short run of `make bench-placement` against ranges.
 
-The openb traces are not part of the project. They are looked for beside the project and in $SHOAL_TRACES; without them
-only the made-up workload runs.
+The openb traces are not part of the project. They are played when $SHOAL_TRACES names their folder, and take minutes;
+without it only the made-up workload runs.
 """
 
 import os
@@ -14,17 +14,11 @@ import yaml
 from bench import traces
 from shoal.simulate.static import run_static
 
-ROOT = Path(__file__).parent.parent.parent
 RANGES = yaml.safe_load((Path(__file__).parent / "ranges.yaml").read_text(encoding="utf-8"))
 SEEDS = (42, 43)
 
 
-def _folder() -> Path | None:
-    folder = Path(os.environ.get("SHOAL_TRACES", ROOT.parent / "shared" / "traces"))
-    return folder if (folder / traces.NODES).exists() else None
-
-
-FOLDER = _folder()
+FOLDER = Path(os.environ["SHOAL_TRACES"]) if os.environ.get("SHOAL_TRACES") else None
 WORKLOADS = ["made-up"] if FOLDER is None else list(RANGES)
 
 
