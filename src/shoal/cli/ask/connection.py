@@ -82,7 +82,18 @@ async def _ask(connection: Connection, question: Callable[[Client, str], Awaitab
 
     access = connection.access()
     async with Client(access) as client, _saying(f"reading {reading} …"):
-        return await question(client, access.namespace)
+        try:
+            return await question(client, access.namespace)
+        finally:
+            await _end_others()
+
+
+async def _end_others() -> None:
+    """Of several requests at once, one that fails leaves the others behind: they end before the client does."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
