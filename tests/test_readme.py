@@ -63,7 +63,7 @@ def test_what_the_readme_lets_one_play_with_works(tmp_path: Path) -> None:
             text=True,
             check=False,
         )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     for words in ("NAMESPACE  GPU0(Allocated)", "default/too-big waits for a node.", "Pod four-cards fits: 1 pod"):
         assert words in done.stdout
 

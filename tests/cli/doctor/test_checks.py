@@ -135,6 +135,11 @@ WRONG: tuple[tuple[str, dict[str, Any], str, Level, str], ...] = (
         {"nodes": [made(f"n{n}") for n in range(3)], "node_leases": [lease("n0"), lease("n1", ago=300), lease("n2")]},
         *("clocks", Level.FAILED, "wrong on n1"),
     ),
+    (
+        "one clock is ahead",
+        {"nodes": [made(f"n{n}") for n in range(3)], "node_leases": [lease("n0"), lease("n1", ago=-60), lease("n2")]},
+        *("clocks", Level.FAILED, "wrong on n1"),
+    ),
     ("unreadable leases", {"node_leases": None}, "clocks", Level.UNKNOWN, "may not be read"),
     (
         "broken inventory",
@@ -248,6 +253,13 @@ def sick(change: Callable[[dict[str, Any]], None]) -> Node:
     change(inventory)
     manifest["metadata"]["annotations"][shoal.ANNOTATION_GPUS] = msgspec.json.encode(inventory).decode()
     return msgspec.convert(manifest, Node)
+
+
+@pytest.mark.parametrize("ages", [(9.5, 9.5, 0.1), (0.1, 0.1, 9.9), (-3, 0, 2)])
+def test_leases_of_one_renewal_period_agree(ages: tuple[float, ...]) -> None:
+    names = [f"n{number}" for number in range(len(ages))]
+    leases = [lease(name, ago=ago) for name, ago in zip(names, ages, strict=True)]
+    assert bad(replace(SOUND, nodes=[made(name) for name in names], node_leases=leases, pods=[])) == []
 
 
 def test_a_young_pod_is_not_lost_yet() -> None:

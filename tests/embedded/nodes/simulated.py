@@ -7,6 +7,8 @@ import http.client
 import json
 import logging
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -60,6 +62,17 @@ class SimulatedServer:
                 return response.status, json.loads(text)
             except ValueError:
                 return response.status, {"message": text.decode(errors="replace")}
+        finally:
+            connection.close()
+
+    @contextmanager
+    def following(self, namespace: str, name: str, container: str) -> Iterator[http.client.HTTPResponse]:
+        """A container's log from now on. Its headers have come, so the server is at it."""
+        connection = http.client.HTTPSConnection("127.0.0.1", self.api.port, context=self._tls, timeout=60)
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}/log?container={container}&follow=true"
+        try:
+            connection.request("GET", path, headers={"Authorization": f"Bearer {self.api.token}"})
+            yield connection.getresponse()
         finally:
             connection.close()
 

@@ -1,7 +1,6 @@
 """What only simulated nodes do, and what of the real ones cannot be asked of a program inside a container."""
 
 import json
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -445,16 +444,11 @@ def test_following_a_log(kubelet: SimulatedNode, apiserver: SimulatedServer, pod
     pods.create(pod("slow", [container("main", "echo one; sleep 1; echo two; sleep 1; exit 0")]), kubelet)
     pods.wait("slow", lambda found: found["status"]["phase"] != "Pending", "begun")
     assert apiserver.log(pods.namespace, "slow", "main", "&follow=true") == "one\ntwo\n", "to the end"
-    said: list[str] = []
     pods.create(pod("long", [container("main")]), kubelet)
     pods.wait_running("long")
-    follower = threading.Thread(
-        target=lambda: said.append(apiserver.log(pods.namespace, "long", "main", "&follow=true"))
-    )
-    follower.start()
-    pods.delete("long")
-    follower.join(60)
-    assert said == [""], "the end of the container ends it"
+    with apiserver.following(pods.namespace, "long", "main") as answer:
+        pods.delete("long")
+        assert answer.read() == b"", "the end of the container ends it"
 
 
 def test_a_pod_that_is_deleted_at_once_and_made_anew(kubelet: SimulatedNode, pods: Pods) -> None:
