@@ -36,7 +36,6 @@ USER_AGENT: Final = f"shoal/{shoal.__version__}"
 MAX_BYTES: Final = 256 << 20
 MAX_ERROR_BYTES: Final = 1 << 20
 _READ_BUFFER: Final = 256 << 10
-_CLOSING_TURNS: Final = 3
 _WITHHELD: Final = "the server's message is withheld, it may repeat the secret"
 
 
@@ -101,8 +100,7 @@ class Transport:
 
     async def open(self) -> None:
         """Get ready to send."""
-        # Longer than agents are quiet for, shorter than API servers wait (90 s).
-        connector = aiohttp.TCPConnector(limit=self.limits.connections, keepalive_timeout=60.0)
+        connector = aiohttp.TCPConnector(limit=self.limits.connections)
         self._session = aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=_READ_BUFFER, trust_env=False
         )
@@ -114,9 +112,6 @@ class Transport:
         if self._session is not None:
             await self._session.close()
             self._session = None
-            # Connections are let go of in the loop's next turns: who ends the loop right after would leave them open.
-            for _ in range(_CLOSING_TURNS):
-                await asyncio.sleep(0)
 
     async def request(self, call: Call) -> bytes:
         """The body of the answer; ApiError for a refusal, UnreachableError for none."""
