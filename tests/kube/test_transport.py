@@ -2,14 +2,18 @@
 
 import asyncio
 import socket
+import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
+from shoal.embedded.certificates import make_pki
 from shoal.kube.access.credentials import Access, FileContent, Inline, StoredCredential
 from shoal.kube.access.in_cluster import in_cluster
 from shoal.kube.client import Client
@@ -207,6 +211,43 @@ async def test_a_silent_watch_is_cut() -> None:
         with pytest.raises(UnreachableError, match="no answer in time"):
             async for _event in client.watch(CONFIG_MAPS, resource_version="1", silence=0.3):
                 pass
+
+
+def test_a_request_that_is_given_up_leaves_no_connection(tmp_path: Path) -> None:
+    """Its TLS connection waits for a goodbye that never comes, and the event loop ends at once."""
+    pki = make_pki(tmp_path, now=datetime.now(UTC))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pki.certificate, pki.key)
+    accepted: list[ssl.SSLSocket] = []
+    asked = threading.Event()
+
+    def serve() -> None:
+        accepted.append(context.wrap_socket(listening.accept()[0], server_side=True))
+        accepted[0].recv(1 << 16)
+        asked.set()
+
+    async def give_up() -> None:
+        credentials = StoredCredential()
+        access = Access(server=server, credentials=credentials, authority=Inline(pki.authority.read_bytes()))
+        async with Client(access) as client:
+            request = asyncio.create_task(client.version())
+            await asyncio.to_thread(asked.wait)
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = f"https://127.0.0.1:{listening.getsockname()[1]}"
+        serving = threading.Thread(target=serve)
+        serving.start()
+        asyncio.run(give_up())
+        serving.join()
+        with accepted[0] as peer:
+            peer.settimeout(30)  # only ends what would hang
+            assert peer.recv(1) == b"", "the client has closed it"
+            raw = socket.socket(fileno=peer.detach())
+            with raw:
+                raw.settimeout(30)
+                assert raw.recv(1) == b""
 
 
 async def test_a_client_that_is_not_open() -> None:

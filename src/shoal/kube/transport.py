@@ -12,7 +12,9 @@ import contextlib
 import logging
 import os
 import random
+import socket
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -36,6 +38,8 @@ USER_AGENT: Final = f"shoal/{shoal.__version__}"
 MAX_BYTES: Final = 256 << 20
 MAX_ERROR_BYTES: Final = 1 << 20
 _READ_BUFFER: Final = 256 << 10
+#: More than any connection needs to be closed.
+_CLOSING_TURNS: Final = 10
 _WITHHELD: Final = "the server's message is withheld, it may repeat the secret"
 
 
@@ -95,12 +99,13 @@ class Transport:
         self.limits = limits or Limits()
         self._rng = rng or random.Random()
         self._session: aiohttp.ClientSession | None = None
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._tls: ssl.SSLContext | None = None
         self._tls_made_of: tuple[bytes | None, KeyPair | None] | None = None
 
     async def open(self) -> None:
         """Get ready to send."""
-        connector = aiohttp.TCPConnector(limit=self.limits.connections)
+        connector = aiohttp.TCPConnector(limit=self.limits.connections, socket_factory=self._make_socket)
         self._session = aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=_READ_BUFFER, trust_env=False
         )
@@ -108,10 +113,24 @@ class Transport:
         self._session._retry_connection = False
 
     async def close(self) -> None:
-        """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        """Close all connections, also those of requests that were given up and wait for the server's goodbye."""
+        if self._session is None:
+            return
+        await self._session.close()
+        self._session = None
+        for one in self._sockets:
+            with contextlib.suppress(OSError):  # closed, or never connected
+                one.shutdown(socket.SHUT_RDWR)
+        for _ in range(_CLOSING_TURNS):  # the event loop sees the end, and closes
+            if all(one.fileno() < 0 for one in self._sockets):
+                break
+            await asyncio.sleep(0)
+
+    def _make_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, _ = address
+        made = socket.socket(family, kind, protocol)
+        self._sockets.add(made)
+        return made
 
     async def request(self, call: Call) -> bytes:
         """The body of the answer; ApiError for a refusal, UnreachableError for none."""
