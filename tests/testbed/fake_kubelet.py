@@ -1,27 +1,29 @@
 """Plays the kubelets of all fake nodes of one API server, as one process: `python -m tests.testbed.fake_kubelet FILE`.
 
 It renews their leases, turns pods bound to them Running, ends those that say how long they run, and removes deleted
-ones. No container runs. All it knows it reads from the API server, so it may be killed and started again.
+ones. No container runs. All it knows it reads from the API server, so it may be killed and started again. What the
+server fails to take it sends again, as kubelets do.
 """
 
 import asyncio
-import contextlib
+import logging
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from shoal.kube.access.load import load_access
 from shoal.kube.client import Client
-from shoal.kube.errors import ConflictError, NotFoundError
+from shoal.kube.errors import KubeError, NotFoundError
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import LEASES, NODES, PODS
 from shoal.kube.store import Change
 from tests.testbed.control_plane import NODE_GRACE_SECONDS
+
+log = logging.getLogger(__name__)
 
 #: On nodes: this process looks after them.
 LABEL = "testbed.shoal.dev/fake"
@@ -79,23 +81,42 @@ class FakeKubelet:
         while True:
             await asyncio.sleep(NODE_GRACE_SECONDS / 3)
             for node in self._nodes.store:
-                self._start(self._renew(node.metadata.name))
+                self._start_node(node.metadata.name)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do it soon; what fails because the object is gone needs no doing."""
+    def _start(self, work: Callable[[], Awaitable[None]], wanted: Callable[[], bool]) -> None:
+        """Do it soon, and again for as long as it fails and is wanted; what is gone needs no doing."""
 
-        async def guarded() -> None:
-            with contextlib.suppress(NotFoundError, ConflictError):
-                async with self._room:
-                    await work
+        async def insist() -> None:
+            while wanted():
+                try:
+                    async with self._room:
+                        await work()
+                    return
+                except NotFoundError:
+                    return
+                except KubeError:
+                    log.exception("to be tried again")
+                    await asyncio.sleep(1)
 
-        task = asyncio.get_running_loop().create_task(guarded())
+        task = asyncio.get_running_loop().create_task(insist())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _start_pod(self, pod: Pod, work: Callable[[], Awaitable[None]]) -> None:
+        meta = pod.metadata
+
+        def there() -> bool:
+            held = self._pods.store.get(meta.name, meta.namespace)
+            return held is not None and held.metadata.uid == meta.uid
+
+        self._start(work, there)
+
+    def _start_node(self, name: str) -> None:
+        self._start(lambda: self._renew(name), lambda: ("", name) in self._nodes.store)
+
     def _node_changed(self, change: Change[Node]) -> None:
         if change.old is None and change.new is not None:
-            self._start(self._renew(change.new.metadata.name))
+            self._start_node(change.new.metadata.name)
             for pod in self._pods.store:
                 if pod.spec.node_name == change.new.metadata.name:
                     self._take_step(pod)
@@ -111,16 +132,18 @@ class FakeKubelet:
         last = self._steps.get(meta.uid)
         if meta.deletion_timestamp and last != "remove":
             self._steps[meta.uid] = "remove"
-            self._start(self._remove(pod))
+            self._start_pod(pod, lambda: self._remove(pod))
         elif phase == "Pending" and last is None:
             self._steps[meta.uid] = "start"
-            self._start(self._play(pod, "Running"))
+            self._start_pod(pod, lambda: self._play(pod, "Running"))
         elif phase == "Running" and RUNS_FOR in meta.annotations and last in (None, "start"):
             self._steps[meta.uid] = "end"
             since = datetime.fromisoformat(pod.status.start_time or now())
             due = float(meta.annotations[RUNS_FOR]) - (datetime.now(UTC) - since).total_seconds()
             phase = "Succeeded" if meta.annotations.get(EXIT_CODE, "0") == "0" else "Failed"
-            asyncio.get_running_loop().call_later(max(due, 0), lambda: self._start(self._play(pod, phase)))
+            asyncio.get_running_loop().call_later(
+                max(due, 0), lambda: self._start_pod(pod, lambda: self._play(pod, phase))
+            )
 
     async def _renew(self, node: str) -> None:
         spec = {
