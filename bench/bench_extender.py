@@ -71,9 +71,11 @@ class Bench:
             self.books,
             binder,
             plan=lambda pod, nodes: None,
+            short=Feasibility(self.books.cluster).short,
             metrics=self.metrics,
             clock=time.monotonic,
             offer=Offer(Feasibility(self.books.cluster).prefers, all_up_to=all_up_to),
+            try_again=lambda _: None,
         )
         self._uids = itertools.count()
         for name in self.names:

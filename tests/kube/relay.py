@@ -91,6 +91,7 @@ class Relay:
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            far_writer.transport.abort()  # before anything is waited for: a cut may come in between
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)

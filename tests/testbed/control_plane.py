@@ -46,8 +46,6 @@ class ControlPlane:
                 *(f"--config={path}", "--bind-address=127.0.0.1", f"--secure-port={port}"),
                 *(f"--kubeconfig={self._kubeconfig()}", f"--authentication-kubeconfig={self._kubeconfig()}"),
                 f"--authorization-kubeconfig={self._kubeconfig()}",
-                # How long a pod waits for an event that could help it; five minutes by default.
-                "--pod-max-in-unschedulable-pods-duration=20s",
             ],
         )
         self._schedulers.append(process)

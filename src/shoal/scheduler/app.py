@@ -112,9 +112,11 @@ class Scheduler:
             self.books,
             self.binder,
             plan=clearing.plan,
+            short=feasibility.short,
             metrics=self.metrics,
             clock=time.monotonic,
             offer=Offer(feasibility.prefers, all_up_to=config.offer_all_up_to),
+            try_again=self.teller.try_again,
         )
         self.extender = Extender(
             verbs, self.books, metrics=self.metrics, not_ready=self.not_ready, clock=time.monotonic

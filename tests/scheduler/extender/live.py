@@ -1,9 +1,11 @@
 """The extender in this process, on books that follow a real API server."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import yaml
 
 from shoal.kube.access.load import load_access
 from shoal.kube.client import Client
+from shoal.kube.events import Recorder
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import NODES, PODS
 from shoal.kube.store import Store
@@ -24,6 +27,7 @@ from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.kube_scheduler import Mode, Tls, configuration
 from shoal.scheduler.metrics import Metrics
+from shoal.scheduler.telling.tell import Teller
 from tests.scheduler.extender.scene import books_of, clearing_of
 from tests.testbed import binaries
 from tests.testbed.control_plane import ControlPlane
@@ -64,20 +68,24 @@ async def live(
     hold_seconds: float = SECONDS,
     tls: TlsFiles | None = None,
     all_up_to: int = OFFER_ALL,
+    kubeconfig: Path | None = None,
 ) -> AsyncIterator[Live]:
     """Follow the cluster and serve."""
-    access = load_access(environ={}, home=Path("/"), kubeconfig=control_plane.api.kubeconfig())
+    access = load_access(environ={}, home=Path("/"), kubeconfig=kubeconfig or control_plane.api.kubeconfig())
     async with Client(access) as client:
         books, metrics = books_of(policy), Metrics()
+        teller = Teller(client, Recorder(client, "test"), now=lambda: datetime.now(UTC), may_write=lambda: True)
         binder = Binder(client, books, may_write=lambda: True, now_ns=time.time_ns)
         verbs = Verbs(
             books,
             binder,
             plan=clearing_of(books, client, Store()).plan,
+            short=Feasibility(books.cluster).short,
             metrics=metrics,
             clock=time.monotonic,
             hold_seconds=hold_seconds,
             offer=Offer(Feasibility(books.cluster).prefers, all_up_to=all_up_to),
+            try_again=teller.try_again,
         )
         extender = Extender(verbs, books, metrics=metrics, not_ready=lambda: "", clock=time.monotonic)
         async with (
@@ -86,5 +94,10 @@ async def live(
         ):
             await nodes.wait_synced()
             await pods.wait_synced()
-            async with extender.serve(Address("127.0.0.1", 0, tls=tls)) as port:
-                yield Live(client, books, metrics, port)
+            conditions = asyncio.create_task(teller.run())
+            try:
+                async with extender.serve(Address("127.0.0.1", 0, tls=tls)) as port:
+                    yield Live(client, books, metrics, port)
+            finally:
+                conditions.cancel()
+                await asyncio.wait({conditions})

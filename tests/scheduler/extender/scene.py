@@ -79,14 +79,18 @@ class Scene:
         self.books = books_of(self.policy)
         self.budgets: Store[PodDisruptionBudget] = Store()
         self.metrics = Metrics()
+        #: The pods that kube-scheduler is to try again.
+        self.again: list[Pod] = []
         self.binder = Binder(self.client, self.books, may_write=lambda: True, now_ns=lambda: 1_700_000_000_000_000_000)
         self.verbs = Verbs(
             self.books,
             self.binder,
             plan=clearing_of(self.books, self.client, self.budgets).plan,
+            short=Feasibility(self.books.cluster).short,
             metrics=self.metrics,
             clock=lambda: self.now,
             offer=Offer(Feasibility(self.books.cluster).prefers, all_up_to=self.all_up_to),
+            try_again=self.again.append,
         )
 
     def add_node(self, name: str, gpus: int | Sequence[Gpu] = 2) -> None:

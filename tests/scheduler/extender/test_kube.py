@@ -1,80 +1,26 @@
 """The stock kube-scheduler, configured as printed, schedules GPU pods through the extender."""
 
-import asyncio
 import functools
 import json
 import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from pathlib import Path
 
 import pytest
 
-from shoal.kube.access.load import load_access
 from shoal.kube.client import Client
 from shoal.kube.objects.pod import Pod
-from shoal.kube.resources import CLAIMS, PODS, STORAGE_CLASSES, VOLUMES, Resource
+from shoal.kube.resources import CLAIMS, PODS, STORAGE_CLASSES, VOLUMES
 from shoal.model.contract import gpushare
 from shoal.scheduler.extender.filtering import OFFER_ALL
 from shoal.scheduler.extender.holds import SECONDS
 from shoal.scheduler.extender.tls import TlsFiles
 from shoal.scheduler.kube_scheduler import Mode, Tls
 from tests.scheduler.extender.live import live
+from tests.scheduler.extender.pods import CLASSES, all_bound, pod, until
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.fake_nodes import FakeNodes, each
-
-CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", dict, namespaced=False)
-
-
-@pytest.fixture
-async def client(control_plane: ControlPlane) -> AsyncIterator[Client]:
-    access = load_access(environ={}, home=Path("/"), kubeconfig=control_plane.api.kubeconfig())
-    async with Client(access) as client:
-        yield client
-
-
-@pytest.fixture
-async def room(control_plane: ControlPlane, client: Client) -> AsyncIterator[str]:
-    """A namespace on the control plane; its pods go with the test."""
-    name = f"test-{uuid.uuid4().hex[:12]}"
-    control_plane.api.create_namespace(name)
-    yield name
-    pods = (await client.list(PODS, namespace=name)).items
-    await each(
-        [pod.metadata.name for pod in pods],
-        lambda pod: client.delete(PODS, pod, namespace=name, grace_seconds=0),
-    )
-
-
-def pod(name: str, *, scheduler: str = "", priority: str = "", claim: str = "", **limits: str) -> dict:
-    names = {"mem": "aliyun.com/gpu-mem", "mps": "keti.com/mpsgpu", "gpu": "nvidia.com/gpu"}
-    wanted = {names[key]: amount for key, amount in limits.items()}
-    spec: dict = {"containers": [{"name": "main", "image": "x", "resources": {"limits": wanted}}]}
-    if scheduler:
-        spec["schedulerName"] = scheduler
-    if priority:
-        spec["priorityClassName"] = priority
-    if claim:
-        spec["volumes"] = [{"name": "late", "persistentVolumeClaim": {"claimName": claim}}]
-    return {"metadata": {"name": name}, "spec": spec}
-
-
-async def until(client: Client, namespace: str, holds: Callable[[list[Pod]], bool]) -> list[Pod]:
-    """The pods of a namespace once something holds for them."""
-    end = time.monotonic() + 300
-    while True:
-        pods = (await client.list(PODS, namespace=namespace)).items
-        if holds(pods):
-            return pods
-        assert time.monotonic() < end, [
-            (pod.metadata.name, pod.spec.node_name, [c.message for c in pod.status.conditions]) for pod in pods[:20]
-        ]
-        await asyncio.sleep(0.2)
-
-
-def all_bound(pods: list[Pod]) -> bool:
-    return all(pod.spec.node_name for pod in pods)
 
 
 def are(count: int, pods: list[Pod]) -> bool:
@@ -84,9 +30,9 @@ def are(count: int, pods: list[Pod]) -> bool:
 def used(pods: Iterable[Pod]) -> Counter[str]:
     """MiB held of each card, by UUID, as the pods' own records tell; a whole card counts 16 GiB."""
     held: Counter[str] = Counter()
-    for pod in pods:
-        record = json.loads(pod.metadata.annotations["shoal.dev/allocation"])
-        assert record["node"] == pod.spec.node_name
+    for holder in pods:
+        record = json.loads(holder.metadata.annotations["shoal.dev/allocation"])
+        assert record["node"] == holder.spec.node_name
         for container in record["containers"]:
             for card in container["cards"]:
                 held[card["uuid"]] += 16384 if card.get("exclusive") else card.get("memory", 0)

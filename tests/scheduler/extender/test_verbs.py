@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.policy import PodDisruptionBudget, PodDisruptionBudgetSpec
 from shoal.placement.policies import POLICIES
-from shoal.scheduler.extender import filtering
+from shoal.scheduler.extender import filtering, refused
 from shoal.scheduler.extender.scoring import scores
 from tests.scheduler.extender.requests import args, pod, preemption
 from tests.scheduler.extender.scene import Scene
@@ -176,6 +176,41 @@ def test_a_pod_refused_for_holds_alone_is_an_error_and_no_refusal() -> None:
     assert (answer["Error"], set(answer["FailedAndUnresolvableNodes"])) == ("", {"a"})
 
 
+def test_a_refused_pod_that_fits_by_now_is_tried_again(scene: Scene) -> None:
+    body = args(pod("late", mem="8"), ["b", "bare"])
+    assert scene.filter(body)["NodeNames"] == []
+    scene.verbs.tend()
+    assert scene.again == [], "nothing has changed"
+    scene.gone(scene.bind(pod("other", mem="4"), "a", 0, 4))
+    scene.verbs.tend()
+    assert scene.again == [], "it was not asked for on that node"
+    scene.gone(scene.add_pod({**pod("p3", mem="14", priority=2), "spec": {"nodeName": "b", "containers": []}}))
+    scene.verbs.tend()
+    assert [pod.metadata.name for pod in scene.again] == ["late"]
+    scene.verbs.tend()
+    assert len(scene.again) == 1, "once is enough"
+    assert scene.filter(body)["NodeNames"] == ["b"]
+
+
+def test_a_pod_that_was_asked_for_again_is_not_pointed_out(scene: Scene) -> None:
+    assert scene.filter(args(pod("late", mem="8"), ["b"]))["NodeNames"] == []
+    assert scene.filter(args(pod("late", mem="8"), ["a", "b"]))["NodeNames"] == ["a"]
+    scene.gone(scene.add_pod({**pod("p3", mem="14", priority=2), "spec": {"nodeName": "b", "containers": []}}))
+    scene.verbs.tend()
+    assert scene.again == []
+
+
+def test_many_refused_pods_are_pointed_out_a_few_at_a_time(scene: Scene) -> None:
+    for n in range(refused.MOST + 10):
+        assert scene.filter(args(pod(f"late-{n}", mem="8"), ["b"]))["NodeNames"] == []
+    scene.gone(scene.add_pod({**pod("p3", mem="14", priority=2), "spec": {"nodeName": "b", "containers": []}}))
+    scene.verbs.tend()
+    assert len(scene.again) == refused.AT_ONCE
+    for _ in range(refused.MOST // refused.AT_ONCE):
+        scene.verbs.tend()
+    assert len({pod.metadata.uid for pod in scene.again}) == len(scene.again) == refused.MOST
+
+
 def test_holds_end_by_themselves() -> None:
     scene = Scene()
     scene.add_node("a", 1)
@@ -312,6 +347,27 @@ def test_preempt_keeps_nodes_where_pods_that_go_make_room(scene: Scene) -> None:
         assert found == {"b": {"Pods": [{"UID": "uid-p2"}], "NumPDBViolations": 0}}, "the less important of two"
     assert scene.preempt(preemption(pod(mem="8", priority=1), {"b": ["uid-p2"]})) == {}, "nobody below"
     assert scene.preempt(preemption(pod(mem="17", priority=5), {"b": ["uid-p2"]})) == {}, "no card could hold it"
+
+
+def test_nobody_gives_way_while_kube_scheduler_knows_of_room_the_books_do_not_know_of(scene: Scene) -> None:
+    scene.bind(pod("p4", mem="14"), "a", 1, 14)
+    wanted = pod("wanted", mem="8", priority=5)
+    assert scene.filter(args(wanted, ["b"]))["NodeNames"] == [], "by kube-scheduler's count there is room on b"
+    on_a = preemption(wanted, {"a": ["uid-p4"]})
+    assert scene.preempt(on_a) == {}
+    assert scene.preempt(preemption(wanted, {"a": ["uid-p4"], "b": ["uid-p2"]})).keys() == {"a", "b"}
+    assert scene.preempt(on_a) == {}
+    scene.now += 11
+    assert scene.preempt(on_a).keys() == {"a"}, "it seems not to count at all"
+
+
+def test_pods_give_way_when_the_node_has_room_and_no_card_has(scene: Scene) -> None:
+    scene.add_node("c", 2)
+    for card in (0, 1):
+        scene.bind(pod(f"c{card}", mem="10"), "c", card, 10)
+    wanted = pod("wanted", mem="8", priority=5)
+    assert scene.filter(args(wanted, ["c"]))["NodeNames"] == []
+    assert scene.preempt(preemption(wanted, {"b": ["uid-p2"]})).keys() == {"b"}
 
 
 def test_victims_on_the_wrong_cards_are_exchanged() -> None:

@@ -28,6 +28,7 @@ from shoal.placement.errors import PolicyError
 from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender.empty_nodes import EmptyNodes
 from shoal.scheduler.extender.holds import Holds
+from shoal.scheduler.extender.refused import Refused
 from shoal.scheduler.extender.wire import ExtenderArgs, Filtered
 from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.preemption.search import EngineFit
@@ -59,9 +60,10 @@ class Offer:
 class Filter:
     """Filters nodes by their cards."""
 
-    def __init__(self, books: Books, holds: Holds, *, metrics: Metrics, offer: Offer) -> None:
+    def __init__(self, books: Books, holds: Holds, refused: Refused, *, metrics: Metrics, offer: Offer) -> None:
         self._books = books
         self._holds = holds
+        self._refused = refused
         self._metrics = metrics
         self._offer = offer
         self._empty = EmptyNodes(books.engine.ledger)
@@ -69,6 +71,7 @@ class Filter:
     def __call__(self, args: ExtenderArgs) -> Filtered:
         """The answer. When it is one node the pod's cards are held there: kube-scheduler takes it without scoring."""
         uid, names = args.pod.metadata.uid, args.names
+        self._refused.drop(uid)
         try:
             request = self._books.request(args.pod)
             if not request.containers:
@@ -90,6 +93,7 @@ class Filter:
             return Filtered(error="all cards that fit are held for pods that are being bound: the pod is tried again")
         if not count:
             self._books.wait(args.pod)
+            self._refused.add(args.pod, self._among(rows))
         elif count == 1:
             self._holds.place(args.pod, node=names[int(fits.argmax())])
         passed = fits.tolist()
@@ -101,14 +105,18 @@ class Filter:
 
     def _best(self, args: ExtenderArgs, rows: Rows) -> Filtered | None:
         """Only the node that the engine takes, with the cards held there; None when the pod fits nowhere."""
-        among = np.zeros(self._books.engine.ledger.columns.rows + 1, np.bool_)
-        among[rows] = True
-        held = self._holds.place(args.pod, among=among[:-1])
+        held = self._holds.place(args.pod, among=self._among(rows))
         if held is None:
             return None
         passed = [False] * len(args.names)
         passed[args.names.index(held.node)] = True
         return Filtered(passed)
+
+    def _among(self, rows: Rows) -> BoolArray:
+        """The rows as a mask, without that of nodes nobody knows."""
+        among = np.zeros(self._books.engine.ledger.columns.rows + 1, np.bool_)
+        among[rows] = True
+        return among[:-1]
 
     def _fitting(self, request: Request, rows: Rows) -> BoolArray:
         """Whether each node can take the request. One row too many stands for nodes nobody knows."""
@@ -159,8 +167,7 @@ class Filter:
         a hold which just ends does not make. kube-scheduler tries a pod again by itself after an error.
         """
         ledger = self._books.engine.ledger
-        asked = np.zeros(ledger.columns.rows + 1, np.bool_)
-        asked[rows] = True
+        asked = self._among(rows)
         held_on: dict[str, set[str]] = {}
         for uid in self._holds.uids():
             booking = ledger.booking(uid)

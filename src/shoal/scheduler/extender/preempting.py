@@ -2,19 +2,24 @@
 
 kube-scheduler has chosen victims by node totals; they may free the wrong cards. So on each of its nodes they are chosen
 anew, by its own rules and as few as it takes, with cards known. A node where nobody's leaving helps is left out. Nodes
-that kube-scheduler did not offer are not added: it offers only such as its own filters refused.
+that kube-scheduler did not offer are not added: it offers only such as its own filters refused. Nobody gives way while
+the books lag behind.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from shoal.kube.objects.pod import Pod
 from shoal.model.errors import RequestError
 from shoal.placement.errors import PolicyError
 from shoal.scheduler.books.books import Books
+from shoal.scheduler.extender.lag import Lag
 from shoal.scheduler.extender.wire import PreemptionArgs, Victims
 from shoal.scheduler.preemption.search import OnNode, Plan
+
+log = logging.getLogger(__name__)
 
 #: Who would have to go from one of the nodes so that the pod fits there.
 Planning = Callable[[Pod, Iterable[str]], Plan | None]
@@ -23,9 +28,10 @@ Planning = Callable[[Pod, Iterable[str]], Plan | None]
 class Preempt:
     """Chooses victims on the nodes that kube-scheduler offers."""
 
-    def __init__(self, books: Books, *, plan: Planning) -> None:
+    def __init__(self, books: Books, *, plan: Planning, lag: Lag) -> None:
         self._books = books
         self._plan = plan
+        self._lag = lag
 
     def __call__(self, args: PreemptionArgs) -> Mapping[str, Victims]:
         """The nodes that remain, each with the pods that must go."""
@@ -33,6 +39,10 @@ class Preempt:
             request = self._books.request(args.pod)
             if not request.containers:
                 return args.victims
+            offered = [row for node in args.victims if (row := self._books.row(node)) is not None]
+            if self._lag.is_likely(args.pod, offered):
+                log.info("%s/%s: nobody gives way yet", args.pod.metadata.namespace, args.pod.metadata.name)
+                return {}
             plans = {node: self._plan(args.pod, [node]) for node in args.victims}
         except (RequestError, PolicyError):
             return {}

@@ -40,7 +40,7 @@ BODY_SECONDS: Final = 10.0
 _OPEN: Final = frozenset({shoal.PATH_HEALTH, shoal.PATH_READY, gpushare.PATH_VERSION})
 _NODE_PREFIX: Final = gpushare.PATH_INSPECT + "/"
 _ONE_NODE: Final = _NODE_PREFIX + "{node}"
-_EXPIRY_SECONDS: Final = 1.0
+_TEND_SECONDS: Final = 1.0
 _TLS_SECONDS: Final = 60.0
 
 
@@ -94,7 +94,7 @@ class Extender:
         tls = address.tls
         context = None if tls is None else tls.context()
         self._certificates = tls is not None and tls.client_ca is not None
-        chores = [asyncio.create_task(self._expire(), name="extender-holds")]
+        chores = [asyncio.create_task(self._tend(), name="extender-tend")]
         if tls is not None and context is not None:
             chores.append(asyncio.create_task(_renew(tls, context), name="extender-tls"))
         bounds = Bounds(address.max_body, address.body_seconds)
@@ -107,11 +107,12 @@ class Extender:
                 chore.cancel()
             await asyncio.gather(*chores, return_exceptions=True)
 
-    async def _expire(self) -> None:
-        """Holds end also when nobody asks."""
+    async def _tend(self) -> None:
+        """Holds end, and pods fit again, also when nobody asks."""
         while True:
-            await asyncio.sleep(_EXPIRY_SECONDS)
-            self._verbs.holds.expire()
+            await asyncio.sleep(_TEND_SECONDS)
+            if not self._not_ready():
+                self._verbs.tend()
 
     # One request
 

@@ -6,13 +6,17 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from shoal.kube.objects.pod import Pod
+from shoal.placement.books.columns import BoolArray
 from shoal.scheduler.binder import Binder
 from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender import wire
 from shoal.scheduler.extender.binding import EXTENDER, Bind
 from shoal.scheduler.extender.filtering import Filter, Offer
 from shoal.scheduler.extender.holds import SECONDS, Holds
+from shoal.scheduler.extender.lag import Lag
 from shoal.scheduler.extender.preempting import Planning, Preempt
+from shoal.scheduler.extender.refused import Refused
 from shoal.scheduler.extender.scoring import Prioritize
 from shoal.scheduler.extender.wire import Filtered, WireError
 from shoal.scheduler.metrics import Metrics
@@ -25,7 +29,7 @@ _ERROR: Final = "error"
 
 
 class Verbs:
-    """Answers kube-scheduler on the scheduler's books."""
+    """Answers kube-scheduler on the scheduler's books. `try_again` has it ask for a pod once more."""
 
     def __init__(
         self,
@@ -33,18 +37,29 @@ class Verbs:
         binder: Binder,
         *,
         plan: Planning,
+        short: Callable[[Pod], BoolArray],
         metrics: Metrics,
         clock: Callable[[], float],
         offer: Offer,
+        try_again: Callable[[Pod], None],
         hold_seconds: float = SECONDS,
     ) -> None:
         self.holds = Holds(books, clock=clock, metrics=metrics, seconds=hold_seconds)
         self._metrics = metrics
         self._clock = clock
-        self._filter = Filter(books, self.holds, metrics=metrics, offer=offer)
+        self._refused = Refused(books)
+        self._try_again = try_again
+        self._filter = Filter(books, self.holds, self._refused, metrics=metrics, offer=offer)
         self._prioritize = Prioritize(books, self.holds)
-        self._preempt = Preempt(books, plan=plan)
+        self._preempt = Preempt(books, plan=plan, lag=Lag(self._refused, short=short, clock=clock))
         self._bind = Bind(books, binder, self.holds, metrics=metrics, clock=clock)
+
+    def tend(self) -> None:
+        """End holds that are over, and have pods tried again that fit by now; called from time to time."""
+        self.holds.expire()
+        for pod in self._refused.fitting():
+            log.info("%s/%s: fits by now", pod.metadata.namespace, pod.metadata.name)
+            self._try_again(pod)
 
     def filter(self, body: bytes) -> bytes:
         """Which nodes can take the pod. A request that cannot be read is answered with an error in words."""

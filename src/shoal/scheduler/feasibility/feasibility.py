@@ -133,6 +133,13 @@ class Feasibility:
         )
         return not any(objection.rows[row] for group in groups for objection in group)
 
+    def short(self, pod: Pod) -> BoolArray:
+        """The rows on which there is too little of some resource for the pod."""
+        rows = np.zeros(self._cluster.nodes.size, np.bool_)
+        for objection in load.fit_objections(self._cluster, self._trial(pod).wish.traits.needs):
+            rows |= objection.rows
+        return rows
+
     def prefers(self, pod: Pod) -> bool:
         """Whether anybody would rather have the pod on one node than on another: the pod, a node or another pod."""
         wish = self._trial(pod).wish

@@ -33,12 +33,10 @@ _WRITERS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class _Word:
-    """What a pod's condition shall say."""
+    """What a pod's status shall say."""
 
     pod: Pod
-    reason: str
-    message: str
-    nominated: str | None
+    status: dict[str, Any]
 
 
 class Teller:
@@ -75,8 +73,24 @@ class Teller:
         """The pod cannot be placed now; `nominated` is the node that is being cleared for it."""
         self._recorder.record(reference_to(PODS, pod), "Warning", "FailedScheduling", message)
         if not _shows(pod, reason, message, nominated):
-            self._words[pod.metadata.uid] = _Word(pod, reason, message[:_MAX_MESSAGE], nominated)
-            self._there.set()
+            condition = {"type": CONDITION, "status": "False", "reason": reason, "message": message[:_MAX_MESSAGE]}
+            old = next((known for known in pod.status.conditions if known.type == CONDITION), None)
+            if old is None or old.status != "False":
+                condition["lastTransitionTime"] = self._time()
+            status: dict[str, Any] = {"conditions": [condition]}
+            if nominated is not None:
+                status["nominatedNodeName"] = nominated
+            self._say(_Word(pod, status))
+
+    def try_again(self, pod: Pod) -> None:
+        """The pod is another scheduler's, and fits by now: a change of the pod makes that one try it again."""
+        condition = {
+            "type": CONDITION,
+            "status": "False",
+            "reason": REASON_UNSCHEDULABLE,
+            "lastProbeTime": self._time(),
+        }
+        self._say(_Word(pod, {"conditions": [condition]}))
 
     def warn(self, obj: Node | Pod, reason: str, message: str) -> None:
         """Something is wrong with an object."""
@@ -98,6 +112,10 @@ class Teller:
             for _ in range(_WRITERS):
                 group.create_task(self._write_all())
 
+    def _say(self, word: _Word) -> None:
+        self._words[word.pod.metadata.uid] = word
+        self._there.set()
+
     async def _write_all(self) -> None:
         while True:
             while not self._words:
@@ -110,11 +128,13 @@ class Teller:
 
     async def _write(self, word: _Word) -> None:
         meta = word.pod.metadata
+        # The uid makes the server refuse when another pod has taken the name.
+        patch = {"metadata": {"uid": meta.uid}, "status": word.status}
         try:
             await self._client.patch(
                 PODS,
                 meta.name,
-                self._patch(word),
+                patch,
                 namespace=meta.namespace,
                 kind="strategic",
                 subresource="status",
@@ -124,21 +144,8 @@ class Teller:
         except KubeError as error:
             log.warning("condition of %s/%s: %s", meta.namespace, meta.name, error)
 
-    def _patch(self, word: _Word) -> dict[str, Any]:
-        condition: dict[str, Any] = {
-            "type": CONDITION,
-            "status": "False",
-            "reason": word.reason,
-            "message": word.message,
-        }
-        old = next((known for known in word.pod.status.conditions if known.type == CONDITION), None)
-        if old is None or old.status != "False":
-            condition["lastTransitionTime"] = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
-        status: dict[str, Any] = {"conditions": [condition]}
-        if word.nominated is not None:
-            status["nominatedNodeName"] = word.nominated
-        # The uid makes the server refuse when another pod has taken the name.
-        return {"metadata": {"uid": word.pod.metadata.uid}, "status": status}
+    def _time(self) -> str:
+        return self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _shows(pod: Pod, reason: str, message: str, nominated: str | None) -> bool:
