@@ -88,17 +88,20 @@ def measure(lab: RealLab, rounds: int) -> list[results.Row]:
     idle = 100 * (cpu_seconds(pid) - used) / IDLE_SECONDS
     rows.append(results.below("CPU while nothing happens, 8 cards", idle, "% of a core", 0.5))
     times: dict[bool, list[float]] = {False: [], True: []}
-    used = cpu_seconds(pid)
+    spent = dict.fromkeys(times, 0.0)
     for number in range(rounds):
         for share in (False, True) if number % 2 == 0 else (True, False):
+            used = cpu_seconds(pid)
             times[share].append(storm(lab, f"round-{number}", share=share))
+            spent[share] += cpu_seconds(pid) - used
         print(f"round {number + 1}: {times[False][-1]:.1f} s without cards, {times[True][-1]:.1f} s with", flush=True)
     plain, shares = (float(np.median(times[share])) for share in (False, True))
     rows += [
         results.Row(f"{PODS} pods without cards running after", plain, "s"),
         results.Row(f"{PODS} pods with a share running after", shares, "s"),
         results.below("the same, as a ratio", shares / plain, "×", 1.3),
-        results.Row("CPU per pod with a share", 1000 * (cpu_seconds(pid) - used) / (rounds * PODS), "ms"),
+        results.Row("CPU per pod without cards", 1000 * spent[False] / (rounds * PODS), "ms"),
+        results.Row("CPU per pod with a share", 1000 * spent[True] / (rounds * PODS), "ms"),
     ]
     text = lab.program.process.log.read_text()
     rows += percentiles("Allocate", calls(text, "Allocate"), 10.0)

@@ -15,25 +15,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from shoal.agent import devices, partitions, probes, replicas, runtimes
-from shoal.agent.cards import Cards, OpenDriver
-from shoal.agent.config import AUTO, Config, Counting, Unplaced
-from shoal.agent.config_source import ConfigSource
-from shoal.agent.errors import AgentError, RefusedError
+from shoal.agent import probes
+from shoal.agent.config import AUTO, Config, Unplaced
+from shoal.agent.errors import RefusedError
+from shoal.agent.follow import Follow
 from shoal.agent.health.on_node import NodeHealth
-from shoal.agent.limits import NO_LIMITS, Limits, Start, on_node
+from shoal.agent.limits import NO_LIMITS, Limits, on_node
 from shoal.agent.limits.on_node import NodeLimits
-from shoal.agent.node import NodeObject
-from shoal.agent.nvidia_config import NvidiaConfig
-from shoal.agent.offers import offers
-from shoal.agent.paths import HostPaths
-from shoal.agent.pods import NodePods
-from shoal.agent.runtimes import Strategy
-from shoal.agent.serving import SOCKETS, Serving, comes_and_goes, remove_sockets
+from shoal.agent.node import runtimes
+from shoal.agent.node.cards import Cards, OpenDriver
+from shoal.agent.node.object import NodeObject
+from shoal.agent.node.paths import HostPaths
+from shoal.agent.node.pods import NodePods
+from shoal.agent.node.runtimes import Strategy
+from shoal.agent.nvidia import replicas
+from shoal.agent.nvidia.config import NvidiaConfig
+from shoal.agent.nvidia.source import ConfigSource
+from shoal.agent.plugins.serving import SOCKETS, Serving, comes_and_goes, remove_sockets
 from shoal.agent.starts.answers import Answers
 from shoal.agent.starts.checkpoint import Checkpoint
 from shoal.agent.starts.decisions import Decisions
-from shoal.agent.starts.gate import Gate, start_of
+from shoal.agent.starts.gate import Gate
 from shoal.agent.starts.grants import Grants
 from shoal.agent.starts.identity import PodResources
 from shoal.agent.starts.marks import Marks
@@ -44,7 +46,7 @@ from shoal.kube.client import Client
 from shoal.kube.events import Recorder
 from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.model.contract import gpushare, shoal
-from shoal.model.gpu import Isolation, NodeGpus
+from shoal.model.gpu import NodeGpus
 
 log = logging.getLogger(__name__)
 
@@ -68,13 +70,15 @@ class Agent:
         *,
         environment: Mapping[str, str],
         last: NvidiaConfig | None = None,
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
-        """`last` is the last good configuration of NVIDIA's plugin."""
+        """`last` is the last good configuration of NVIDIA's plugin; `begun` is called when everything runs."""
         self.config = config
         self._client = client
         self._recorder = recorder
         self._paths = paths
         self._environment = environment
+        self._begun = begun
         self._limits: Limits = NO_LIMITS
         self._wake = asyncio.Event()
         #: What keeps the devices from being listed, in words.
@@ -95,8 +99,6 @@ class Agent:
         self.pods = NodePods(client, NodeGpus(config.node_name), unit=config.memory_unit, changed=self._wake.set)
         self._checkpoint = Checkpoint(paths.checkpoint)
         self._specs = Specs(paths)
-        self._marks = Marks(client)
-        self._grants: Grants | None = None
         self.serving: Serving | None = None
 
     def waiting_for(self) -> str:
@@ -135,28 +137,21 @@ class Agent:
             pod_resources = await stack.enter_async_context(PodResources(self._paths.pod_resources))
             strategy = self._strategy()
             limits = self._build_limits(strategy)
-            serving = self._begin(pod_resources, strategy)
+            grants = self._grants(pod_resources, strategy)
+            self.serving = serving = self._serve(grants)
+            marks = Marks(self._client, self.pods, grants.isolation)
+            follow = self._followers(serving, grants, marks)
             self._cards_changed()
-            await self._first_list()
+            await follow.first()
             stack.callback(serving.stop)
             serving.start(group)
-            tasks.append(group.create_task(self._look_ahead(), name="witness"))
-            tasks.append(group.create_task(self._follow(), name="devices"))
+            tasks.append(group.create_task(grants.look_ahead(), name="witness"))
+            tasks.append(group.create_task(follow.run(), name="devices"))
+            tasks.append(group.create_task(marks.run(), name="marks"))
             tasks.append(group.create_task(self.health.run(), name="health"))
             tasks.append(group.create_task(limits.run(), name="limits"))
+            self._begun()
             await asyncio.Event().wait()
-
-    async def _first_list(self) -> None:
-        """Know which devices are in use before any is listed: kubelet must not be told that one of them is gone."""
-        while True:
-            try:
-                self._refresh()
-                self._trouble = ""
-                return
-            except AgentError as error:
-                self._trouble = str(error)
-                log.warning("waiting: %s", error)
-                await asyncio.sleep(_RETRY_SECONDS)
 
     def _build_limits(self, strategy: Strategy) -> NodeLimits:
         limits = on_node.build(
@@ -171,16 +166,14 @@ class Agent:
         self._limits = limits
         return limits
 
-    def _begin(self, pod_resources: PodResources, strategy: Strategy) -> Serving:
+    def _grants(self, pod_resources: PodResources, strategy: Strategy) -> Grants:
         self._specs.remove_drafts()
         unit = self.config.memory_unit
         gate = Gate(self.pods, self._specs, unit=unit, limits=self._limits, isolated=lambda: self.node.isolated)
         chooses = self.config.without_allocation is Unplaced.CHOOSE
         decisions = Decisions(self._client, self.pods, unit=unit, chooses=chooses, now_ns=time.time_ns)
         by_mounts = strategy is Strategy.VOLUME_MOUNTS
-        answers = Answers(self.pods, self._checkpoint, gate, decisions, by_mounts=by_mounts, clock=time.monotonic)
-        parts = PartitionStarts(self.pods, self._specs, unit=unit, by_mounts=by_mounts)
-        self._grants = Grants(
+        return Grants(
             self._recorder,
             self.pods,
             self._specs,
@@ -188,25 +181,42 @@ class Agent:
             pod_resources,
             gate,
             decisions,
-            answers,
-            parts,
-            by_annotation=strategy is Strategy.CDI_ANNOTATIONS,
+            Answers(self.pods, self._checkpoint, gate, decisions, by_mounts=by_mounts, clock=time.monotonic),
+            PartitionStarts(self.pods, self._specs, unit=unit, by_mounts=by_mounts),
+            strategy=strategy,
             nonce=lambda: secrets.token_hex(_NONCE_BYTES),
         )
-        allocate = self._grants.allocate if strategy.by_cdi else answers.allocate
 
-        async def allocated(resource: str, ids: Sequence[str]) -> api.ContainerAllocateResponse:
+    def _serve(self, grants: Grants) -> Serving:
+        async def allocate(resource: str, ids: Sequence[str]) -> api.ContainerAllocateResponse:
             shared = None if self.source.current is None else self.source.current.served(resource)
             if shared is not None and shared.fail_requests_greater_than_one and len(ids) > 1:
                 raise RefusedError(
                     f"a container asks for {len(ids)} of {resource}, whose replicas share a card: ask for 1, or write "
                     "failRequestsGreaterThanOne: false"
                 )
-            by_name = not strategy.by_cdi and partitions.named_by(ids)
-            return parts.answer(ids) if by_name else await allocate(resource, ids)
+            return await grants.allocate(resource, ids)
 
-        self.serving = Serving(self._paths, allocate=allocated, pre_start=self._grants.pre_start)
-        return self.serving
+        return Serving(self._paths, allocate=allocate, pre_start=grants.pre_start)
+
+    def _followers(self, serving: Serving, grants: Grants, marks: Marks) -> Follow:
+        def trouble(words: str) -> None:
+            self._trouble = words
+
+        return Follow(
+            self.config,
+            self.pods,
+            self._checkpoint,
+            self.node,
+            self.source,
+            self.health,
+            serving,
+            grants,
+            self._limits,
+            marks,
+            wake=self._wake,
+            trouble=trouble,
+        )
 
     def _strategy(self) -> Strategy:
         if self.config.device_list_strategy != AUTO:
@@ -219,84 +229,12 @@ class Agent:
         log.info("containers are told their cards by %s: %s", chosen.strategy.value, chosen.why)
         return chosen.strategy
 
-    def _served(self) -> list[str]:
-        names = list(self.config.resources)
-        if gpushare.RESOURCE_MEMORY in names and not self._by_devices():
-            names[names.index(gpushare.RESOURCE_MEMORY)] = shoal.RESOURCE_SLOT
-        return names
-
-    def _by_devices(self) -> bool:
-        """Whether each unit of memory is a device."""
-        if self.config.counting is not Counting.AUTO:
-            return self.config.counting is Counting.DEVICES
-        total = devices.memory(self.pods.node.gpus, (), self.config.memory_unit).total
-        return devices.fits_a_message(gpushare.RESOURCE_MEMORY, total)
-
-    async def _look_ahead(self) -> None:
-        assert self._grants is not None
-        await self._grants.look_ahead()
-
-    async def _follow(self) -> None:
-        """Keep devices, node and files in step with the pods."""
-        while True:
-            await self._wake.wait()
-            await asyncio.sleep(_GATHER_SECONDS)
-            self._wake.clear()
-            isolations: Mapping[str, Isolation] = {}
-            try:
-                self._refresh()
-                self._collect()
-                if self._grants is not None:
-                    isolations = self._grants.isolations()
-            except AgentError as error:
-                log.warning("devices are as they were: %s", error)
-            await self._marks.settle(list(self.pods), isolations)
-            await self._limits.keep_only(self._starts())
-
-    def _starts(self) -> list[Start]:
-        """Every container with cards that may run."""
-        return [
-            start_of(known, entry, self.pods.node)
-            for known in self.pods
-            if known.holding.allocation is not None and not known.holding.problem
-            for entry in known.holding.allocation.containers
-        ]
-
     def _inventory(self) -> NodeGpus:
         faults = {**self._limits.faults(), **self.health.faults}
         gpus = self.cards.gpus(self.config, faults)
         return NodeGpus(
             self.config.node_name, tuple(replace(gpu, isolation=self._limits.isolation(gpu.uuid)) for gpu in gpus)
         )
-
-    def _refresh(self) -> None:
-        assert self.serving is not None
-        gpus = self.pods.node.gpus
-        holdings = [known.holding for known in self.pods if known.counts]
-        offered = offers(self.config, self.source.current, gpus, holdings)
-        self.source.complain(offered.problem)
-        in_use = self._checkpoint.in_use({known.uid for known in self.pods})
-        # kubelet restarts a container only while its resource is served.
-        self.serving.keep({*self._served(), *offered.nvidias, *filter(comes_and_goes, in_use)})
-        for name, plugin in self.serving.plugins.items():
-            offered.tell(plugin, in_use.get(name, frozenset()))
-        whole = sum(not gpu.mig for gpu in gpus)
-        resources: dict[str, tuple[int, int] | None] = {gpushare.RESOURCE_COUNT: (whole, whole)}
-        if shoal.RESOURCE_SLOT in self.serving.plugins:
-            memory = offered.counts[gpushare.RESOURCE_MEMORY]
-            resources[gpushare.RESOURCE_MEMORY] = (memory.total, memory.allowed)
-        annotations = {
-            shoal.ANNOTATION_GPUS: shoal.encode_gpus(gpus),
-            shoal.ANNOTATION_FAULTS: self.health.remembered,
-        }
-        self.node.publish(annotations, resources)
-
-    def _collect(self) -> None:
-        """Remove the CDI files of containers that will not start again."""
-        if self._grants is not None:
-            gone = self._specs.keep_only(self._grants.live_names())
-            if gone:
-                log.info("removed %d CDI files of pods that are over", len(gone))
 
     def _publish_none(self) -> None:
         """There are no cards now: a scheduler must not go by those of yesterday."""
@@ -317,10 +255,11 @@ async def run(
     reloads: asyncio.Queue[Config] | None = None,
     environment: Mapping[str, str] | None = None,
     serving: Callable[[int], None] = lambda port: None,
+    begun: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the agent of one node until cancelled. A configuration from `reloads` takes the place of the one before.
 
-    `environment` is what the programs of MPS get.
+    `environment` is what the programs of MPS get. `begun` is called when everything runs, with each configuration.
     """
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(access))
@@ -334,7 +273,7 @@ async def run(
             serving(await stack.enter_async_context(waiting))
         while True:
             last = None if agent is None else agent.source.current
-            agent = Agent(config, client, recorder, cards, paths, environment=environment or {}, last=last)
+            agent = Agent(config, client, recorder, cards, paths, environment=environment or {}, last=last, begun=begun)
             config = await _until_reload(agent, reloads or asyncio.Queue())
 
 

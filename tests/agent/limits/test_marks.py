@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.agent.holdings import holding_of
-from shoal.agent.paths import HostPaths
-from shoal.agent.pods import Known
+from shoal.agent.node.holdings import holding_of
+from shoal.agent.node.paths import HostPaths
+from shoal.agent.node.pods import Known
 from shoal.agent.starts.marks import due
 from shoal.agent.starts.specs import Specs
 from shoal.kube.objects.pod import Pod

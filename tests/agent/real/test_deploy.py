@@ -12,7 +12,7 @@ import yaml
 
 from shoal import __version__
 from shoal.agent.config import Config
-from shoal.agent.paths import HostPaths
+from shoal.agent.node.paths import HostPaths
 from shoal.cli.services import settings
 from shoal.kubelet import constants
 from shoal.model.contract import gpushare, keti, nvidia, shoal

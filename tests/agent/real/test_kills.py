@@ -92,3 +92,19 @@ def test_whole_card_survives_a_kill(new_lab: NewLab):
     lab.bind(memory_pod("foreign", 2))
     lab.pods.wait_running("foreign")
     assert lab.visible("foreign") == [0]
+
+
+def test_reboot_gives_back_what_its_pods_had(new_lab: NewLab):
+    lab = new_lab("2xT4")
+    lab.place(memory_pod("before", 15, restart="Always"), lab.allocation({"main": [1]}, {"main": Share(15 * GIB)}))
+    lab.pods.wait_running("before")
+    assert lab.specs() != []
+    lab.kill()
+    lab.node.reboot()
+    # kubelet admits the node's pods before any plugin can have registered, and refuses those with devices for good.
+    lab.pods.wait_phase("before", "Failed")
+    lab.start()
+    wait_for(lambda: lab.specs() == [], "without files of pods that are over")
+    lab.place(memory_pod("after", 15), lab.allocation({"main": [1]}, {"main": Share(15 * GIB)}))
+    lab.pods.wait_running("after")
+    assert lab.visible("after") == [1]

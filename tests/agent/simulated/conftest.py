@@ -9,7 +9,7 @@ import pytest
 
 from shoal.agent import app
 from shoal.agent.config import Config
-from shoal.agent.paths import HostPaths
+from shoal.agent.node.paths import HostPaths
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.protocol import Nvml
 from shoal.kube.access.kubeconfig import load_kubeconfig

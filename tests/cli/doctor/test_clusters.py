@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shoal.agent.paths import HostPaths
+from shoal.agent.node.paths import HostPaths
 from shoal.cli.doctor.finding import Level
 from shoal.cli.doctor.here import look
 from shoal.gpu.describe import parse_cards

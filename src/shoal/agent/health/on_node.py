@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from shoal.agent.cards import Cards
 from shoal.agent.health import memory
 from shoal.agent.health.rules import Rules
 from shoal.agent.health.state import Health
 from shoal.agent.health.watch import HealthWatch
-from shoal.agent.node import NodeObject
+from shoal.agent.node.cards import Cards
+from shoal.agent.node.object import NodeObject
 from shoal.gpu.protocol import Survey
 from shoal.kube.events import EventType, Recorder, reference_to
 from shoal.kube.resources import NODES
@@ -45,6 +45,7 @@ class NodeHealth:
         self._health = Health(rules)
         self._survey_changed = False
         self.faults: dict[str, str] = {}
+        self._told: str | None = None
 
     @property
     def remembered(self) -> str | None:
@@ -58,7 +59,7 @@ class NodeHealth:
         known = memory.recalled(value, self._now()) if self._rules.any else {}
         self._health = Health(self._rules, known)
         self._health.keep_only(card.uuid for card in self._cards.survey.cards)
-        self.faults = self._health.faults
+        self.faults, self._told = self._health.faults, self.remembered
         for uuid, words in self.faults.items():
             log.warning("card %s was unhealthy before: %s", uuid, words)
 
@@ -91,7 +92,8 @@ class NodeHealth:
         for uuid in before.keys() - self.faults.keys():
             log.info("card %s is healthy again", uuid)
             self._tell(uuid, "Normal", RECOVERED, f"is healthy again; it was: {before[uuid]}")
-        if before != self.faults or self._survey_changed:
+        told, self._told = self._told, self.remembered
+        if before != self.faults or told != self._told or self._survey_changed:
             self._survey_changed = False
             self._changed()
 

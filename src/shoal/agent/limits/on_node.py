@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from shoal.agent.cards import Cards
 from shoal.agent.config import Config
 from shoal.agent.errors import ConfigError, RefusedError
 from shoal.agent.limits import Start, cgroup
 from shoal.agent.limits.mps import Mps, namespace_of, set_exclusive, set_open
 from shoal.agent.limits.tiers import STRENGTH, Means, Walls, Wanted, chosen, walls
-from shoal.agent.paths import HostPaths
+from shoal.agent.node.cards import Cards
+from shoal.agent.node.paths import HostPaths
 from shoal.gpu.errors import GpuError, MpsError
 from shoal.gpu.mps.daemon import MpsDaemon
 from shoal.gpu.protocol import LIMITING_CUDA, Driver, Nvml, Survey

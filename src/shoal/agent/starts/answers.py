@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.agent.errors import RefusedError
-from shoal.agent.holdings import fits, used
-from shoal.agent.pods import Known, NodePods
+from shoal.agent.node.holdings import fits, used
+from shoal.agent.node.pods import Known, NodePods
 from shoal.agent.starts import matching
 from shoal.agent.starts.checkpoint import Checkpoint, Record
 from shoal.agent.starts.decisions import Decisions

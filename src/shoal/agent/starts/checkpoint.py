@@ -11,8 +11,8 @@ import base64
 import binascii
 import os
 import time
-from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -34,13 +34,19 @@ class Record:
     resource: str
     ids: frozenset[str]
     answer: str = ""
+    #: What the answer is in other words, once somebody asked.
+    _response: list[api.ContainerAllocateResponse] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def response(self) -> api.ContainerAllocateResponse:
-        """What the plugin answered."""
-        try:
-            return api.ContainerAllocateResponse.FromString(base64.b64decode(self.answer, validate=True))
-        except (binascii.Error, DecodeError) as error:
-            raise IdentityError(f"kubelet's record of container {self.container} cannot be read: {error}") from error
+        """What the plugin answered. It is not to be changed."""
+        if not self._response:
+            try:
+                raw = base64.b64decode(self.answer, validate=True)
+                self._response.append(api.ContainerAllocateResponse.FromString(raw))
+            except (binascii.Error, DecodeError) as error:
+                message = f"kubelet's record of container {self.container} cannot be read: {error}"
+                raise IdentityError(message) from error
+        return self._response[0]
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -93,11 +99,14 @@ class Checkpoint:
     """The file of one node. It is read again only when kubelet has replaced it."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        #: Another one whenever the file was.
+        self.version = 0
         self._path = path
         self._clock = clock
         self._seen: tuple[int, int, int] | None = None
         self._records: tuple[Record, ...] = ()
-        self._since: dict[_Key, float] = {}
+        self._by_pod: dict[str, list[Record]] = {}
+        self._since: dict[_Key, tuple[float, Record]] = {}
 
     def records(self) -> tuple[Record, ...]:
         """All records; none while kubelet has not written any."""
@@ -108,21 +117,37 @@ class Checkpoint:
                 if seen != self._seen:
                     if status.st_size > _MAX_BYTES:
                         raise IdentityError(f"kubelet's checkpoint {self._path} has {status.st_size} bytes: too many")
-                    self._records = decode(file.read())
-                    self._seen = seen
-                    now = self._clock()
-                    self._since = {key: self._since.get(key, now) for key in map(_key, self._records)}
+                    self._take(decode(file.read()), seen)
         except FileNotFoundError:
-            return ()
+            if self._seen is not None:
+                self._take((), None)
         except OSError as error:
             raise IdentityError(
                 f"kubelet's checkpoint {self._path} cannot be read: {error.strerror}: mount its folder into the agent"
             ) from error
         return self._records
 
+    def _take(self, records: Iterable[Record], seen: tuple[int, int, int] | None) -> None:
+        """What the file says now. Records that were there before stay the same objects, with what is known of them."""
+        now = self._clock()
+        before, self._since, self._by_pod = self._since, {}, {}
+        for fresh in records:
+            since, known = before.get(_key(fresh), (now, fresh))
+            record = known if known == fresh else fresh
+            self._since[_key(fresh)] = (since, record)
+            self._by_pod.setdefault(fresh.pod_uid, []).append(record)
+        self._records = tuple(record for found in self._by_pod.values() for record in found)
+        self._seen = seen
+        self.version += 1
+
+    def of(self, pod_uid: str) -> Sequence[Record]:
+        """The records of a pod's containers."""
+        self.records()
+        return self._by_pod.get(pod_uid, ())
+
     def since(self, record: Record) -> float:
         """When a record that is there now was seen first."""
-        return self._since[_key(record)]
+        return self._since[_key(record)][0]
 
     def in_use(self, pods: Container[str]) -> dict[str, frozenset[str]]:
         """The devices that these pods, by UID, have, by resource. kubelet forgets pods that are gone when it must."""

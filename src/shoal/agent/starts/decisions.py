@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from shoal.agent.choice import choose
 from shoal.agent.errors import RefusedError
-from shoal.agent.holdings import Holding, used
-from shoal.agent.pods import Known, NodePods
+from shoal.agent.node.holdings import Holding, used
+from shoal.agent.node.pods import Known, NodePods
+from shoal.agent.starts.choice import choose
 from shoal.kube.client import Client
 from shoal.kube.errors import KubeError
 from shoal.kube.resources import PODS

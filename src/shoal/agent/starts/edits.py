@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from shoal.agent import replicas
-from shoal.agent.partitions import Partition
+from shoal.agent.nvidia import replicas
+from shoal.agent.nvidia.partitions import Partition
 from shoal.kubelet.cdi import ContainerEdits, Device, DeviceNode, Found, Spec, resolve
 from shoal.model.allocation import Allocation, ContainerAllocation
 from shoal.model.contract import gpushare, keti, nvidia

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shoal.agent.errors import RefusedError
-from shoal.agent.holdings import fits, used
 from shoal.agent.limits import Limits, Start
-from shoal.agent.pods import Known, NodePods
+from shoal.agent.node.holdings import fits
+from shoal.agent.node.pods import Known, NodePods
 from shoal.agent.starts.edits import Scene, cards_of, container_edits
 from shoal.agent.starts.specs import Specs
 from shoal.kubelet.cdi import ContainerEdits, Hook
@@ -43,6 +43,10 @@ class Gate:
         """The pod has its cards."""
         self._let_in.add(known.uid)
 
+    def forget(self, uid: str) -> None:
+        """The pod is over."""
+        self._let_in.discard(uid)
+
     def entry(self, known: Known, container: str) -> ContainerAllocation:
         """The container's cards. RefusedError if there are none, or it may not have them now."""
         holding = known.holding
@@ -62,13 +66,14 @@ class Gate:
 
     def _check_room(self, known: Known, entry: ContainerAllocation) -> None:
         """Whoever decided: a card is not given to more than it has room for."""
-        self._let_in &= {one.uid for one in self._pods}
-        others = used(
-            one.holding for one in self._pods if one.uid != known.uid and (one.uid in self._let_in or one.any_begun)
-        )
         own = known.holding.held()
         for card in cards_of(entry, self._pods.node):
-            taken = others.get(card.uuid, NO_SHARE)
+            others = (
+                one.holding.held()[card.uuid]
+                for one in self._pods.on_card(card.uuid)
+                if one.uid != known.uid and (one.uid in self._let_in or one.any_begun)
+            )
+            taken = sum(others, NO_SHARE)
             if not fits(card, taken, own[card.uuid]):
                 use = "is in use as a whole" if taken.exclusive else f"has {taken.memory_mib} MiB in use"
                 raise RefusedError(
@@ -87,7 +92,7 @@ class Gate:
         scene = Scene(
             node=node,
             unit=self._unit,
-            device_nodes=self._specs.device_nodes(node.gpus),
+            device_nodes=self._specs.device_nodes(cards_of(entry, node)),
             vendor=self._specs.vendor(),
             isolated=self._isolated(),
         )

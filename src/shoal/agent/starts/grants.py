@@ -13,10 +13,11 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from shoal.agent import partitions
 from shoal.agent.errors import AgentError, IdentityError, RefusedError
 from shoal.agent.limits.tiers import STRENGTH
-from shoal.agent.pods import Known, NodePods
+from shoal.agent.node.pods import Known, NodePods
+from shoal.agent.node.runtimes import Strategy
+from shoal.agent.nvidia import partitions
 from shoal.agent.starts.answers import Answers
 from shoal.agent.starts.checkpoint import Checkpoint, Record, holders
 from shoal.agent.starts.decisions import Decisions
@@ -27,6 +28,7 @@ from shoal.agent.starts.specs import Specs, device_name, own_names, qualified
 from shoal.kube.events import Recorder, reference_to
 from shoal.kube.resources import PODS
 from shoal.kubelet.api import deviceplugin_pb2 as api
+from shoal.kubelet.cdi import ContainerEdits
 from shoal.model.contract import nvidia, shoal
 from shoal.model.gpu import Isolation
 
@@ -68,7 +70,7 @@ class Grants:
         answers: Answers,
         partition_starts: PartitionStarts,
         *,
-        by_annotation: bool,
+        strategy: Strategy,
         nonce: Callable[[], str],
     ) -> None:
         self._recorder = recorder
@@ -80,16 +82,24 @@ class Grants:
         self._decisions = decisions
         self._answers = answers
         self._partitions = partition_starts
-        self._by_annotation = by_annotation
+        self._strategy = strategy
         self._nonce = nonce
         self._expecting = asyncio.Event()
+        #: By the UID of their pod, the names that have a file.
+        self._named: dict[str, set[str]] = {}
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> api.ContainerAllocateResponse:
-        """Name a CDI device that is yet to be described. Nothing is booked: the pod may still be refused."""
+        """What a container with these devices gets. Nothing is booked: the pod may still be refused.
+
+        A CDI device is named that is yet to be described; without CDI the answer holds the cards.
+        """
+        if not self._strategy.by_cdi:
+            named = partitions.named_by(ids)
+            return self._partitions.answer(ids) if named else await self._answers.allocate(resource, ids)
         self._expecting.set()
         name = device_name(resource, ids, self._nonce())
         response = api.ContainerAllocateResponse()
-        if self._by_annotation:
+        if self._strategy is Strategy.CDI_ANNOTATIONS:
             response.annotations[_ANNOTATION + name] = qualified(name)
         else:
             response.cdi_devices.add(name=qualified(name))
@@ -153,32 +163,48 @@ class Grants:
         entry = self._gate.entry(known, record.container)
         edits = self._gate.edits(known, entry)
         await self._gate.prepare(known, entry)
-        for name in names:
-            self._specs.write(name, edits)
+        self._write(known, names, edits)
         cards = ", ".join(f"{card.index} ({card.uuid})" for card in entry.cards)
         log.info("pod %s container %s gets card %s", "/".join(known.key), record.container, cards)
 
-    def isolations(self) -> dict[str, Isolation]:
-        """What keeps pods to their shares, by UID: of all their containers the weakest."""
-        found: dict[str, Isolation] = {}
-        for record in self._checkpoint.records():
+    def _write(self, known: Known, names: Sequence[str], edits: ContainerEdits) -> None:
+        if not self._pods.alive(known.uid):
+            raise RefusedError("the pod is over")  # its end was seen, and would not be seen again
+        self._named.setdefault(known.uid, set()).update(names)
+        for name in names:
+            self._specs.write(name, edits)
+
+    def isolation(self, pod_uid: str) -> Isolation | None:
+        """What keeps a pod to its shares: of all its containers the weakest. None if nothing is said of it."""
+        found: set[Isolation] = set()
+        for record in self._checkpoint.of(pod_uid):
             said = [self._specs.isolation(name) for name in recorded_names(record)]
             said = said or [record.response().envs.get(shoal.ENV_ISOLATION, "")]
-            for tier in (tier for tier in Isolation if tier.value in said):
-                found[record.pod_uid] = min(tier, found.get(record.pod_uid, tier), key=STRENGTH.__getitem__)
-        return found
+            found.update(tier for tier in Isolation if tier.value in said)
+        return min(found, key=STRENGTH.__getitem__, default=None)
 
     def _give_partitions(self, known: Known, record: Record, names: Sequence[str]) -> None:
         if not names:
             self._partitions.verify(known, record)
         edits = self._partitions.edits(known, record)
-        for name in names:
-            self._specs.write(name, edits)
+        self._write(known, names, edits)
         log.info("pod %s container %s gets %s", "/".join(known.key), record.container, ", ".join(sorted(record.ids)))
 
-    def live_names(self) -> set[str]:
-        """The names of devices whose pods may still start a container."""
-        alive = {known.uid for known in self._pods}
-        return {
-            name for record in self._checkpoint.records() if record.pod_uid in alive for name in recorded_names(record)
-        }
+    def forget(self, pod_uid: str) -> None:
+        """The pod is over: remove its files."""
+        self._gate.forget(pod_uid)
+        gone = self._named.pop(pod_uid, ())
+        for name in gone:
+            self._specs.remove(name)
+        if gone:
+            log.info("removed %d CDI files of a pod that is over", len(gone))
+
+    def sweep(self) -> None:
+        """Remove all files but those of pods that may still start a container, whoever wrote them."""
+        self._named = {uid: names for uid, names in self._named.items() if self._pods.alive(uid)}
+        for record in self._checkpoint.records():
+            if self._pods.alive(record.pod_uid):
+                self._named.setdefault(record.pod_uid, set()).update(recorded_names(record))
+        gone = self._specs.keep_only(name for names in self._named.values() for name in names)
+        if gone:
+            log.info("removed %d CDI files of pods that are over", len(gone))

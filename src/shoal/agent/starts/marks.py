@@ -5,10 +5,13 @@ gpushare's is `ALIYUN_COM_GPU_MEM_ASSIGNED`; it and `shoal.dev/isolation` come i
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
+from typing import Final
 
-from shoal.agent.pods import Known
+from shoal.agent.errors import IdentityError
+from shoal.agent.node.pods import Known, NodePods
 from shoal.kube.client import Client
 from shoal.kube.errors import ConflictError, KubeError, NotFoundError
 from shoal.kube.resources import PODS
@@ -18,6 +21,8 @@ from shoal.model.errors import CodecError
 from shoal.model.gpu import Isolation
 
 log = logging.getLogger(__name__)
+
+_RETRY_SECONDS: Final = 5.0
 
 
 def due(known: Known, isolation: Isolation | None) -> dict[str, str]:
@@ -47,27 +52,52 @@ def _assigned(known: Known) -> dict[str, str]:
 
 
 class Marks:
-    """Sets marks, each once."""
+    """Sets marks, each once. `run` until it is cancelled."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, pods: NodePods, isolation: Callable[[str], Isolation | None]) -> None:
+        """`isolation` tells by its UID what keeps a pod to its shares."""
         self._client = client
+        self._pods = pods
+        self._isolation = isolation
         #: By UID, what was written last.
         self._set: dict[str, dict[str, str]] = {}
+        self._noted: set[str] = set()
+        self._wake = asyncio.Event()
 
-    async def settle(self, pods: list[Known], isolations: Mapping[str, Isolation]) -> None:
-        """Set all marks that are due. What fails is tried again at the next change of a pod."""
-        alive = {known.uid for known in pods}
-        self._set = {uid: marks for uid, marks in self._set.items() if uid in alive}
-        for known in pods:
-            marks = due(known, isolations.get(known.uid)) if known.holding.resources else {}
-            if not marks or self._set.get(known.uid) == marks:
-                continue
-            meta = known.pod.metadata
-            patch = {"metadata": {"uid": meta.uid, "annotations": marks}}
-            try:
+    def note(self, pods: Iterable[str]) -> None:
+        """Something has changed about these pods, by UID."""
+        self._noted.update(pods)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Set the marks that are due on pods that were noted. What fails is tried again."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            noted, self._noted = self._noted, set()
+            failed = {uid for uid in noted if not await self._settle(uid)}
+            if failed:
+                await asyncio.sleep(_RETRY_SECONDS)
+                self.note(failed)
+
+    async def _settle(self, uid: str) -> bool:
+        """Whether the pod has its marks."""
+        known = self._pods.get(uid)
+        if known is None or known.over:
+            self._set.pop(uid, None)
+            return True
+        if not known.holding.resources:
+            return True
+        meta = known.pod.metadata
+        try:
+            marks = due(known, self._isolation(uid))
+            if marks and self._set.get(uid) != marks:
+                patch = {"metadata": {"uid": meta.uid, "annotations": marks}}
                 await self._client.patch(PODS, meta.name, patch, namespace=meta.namespace)
-                self._set[known.uid] = marks
-            except (NotFoundError, ConflictError):
-                continue  # gone, or another pod of its name
-            except KubeError as error:
-                log.warning("the mark of %s/%s: %s", meta.namespace, meta.name, error)
+                self._set[uid] = marks
+        except (NotFoundError, ConflictError):
+            return True  # gone, or another pod of its name
+        except (KubeError, IdentityError) as error:
+            log.warning("the mark of %s/%s: %s", meta.namespace, meta.name, error)
+            return False
+        return True

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.agent.errors import RefusedError
-from shoal.agent.pods import Known
+from shoal.agent.node.pods import Known
 from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.kubelet.cdi import ContainerEdits
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.agent import partitions
 from shoal.agent.errors import RefusedError
-from shoal.agent.partitions import Partition
-from shoal.agent.pods import Known, NodePods
+from shoal.agent.node.pods import Known, NodePods
+from shoal.agent.nvidia import partitions
+from shoal.agent.nvidia.partitions import Partition
 from shoal.agent.starts import matching
 from shoal.agent.starts.checkpoint import Record
 from shoal.agent.starts.edits import Scene, partition_edits

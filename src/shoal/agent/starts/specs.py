@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal.agent.errors import RefusedError
-from shoal.agent.paths import HostPaths
+from shoal.agent.node.paths import HostPaths
 from shoal.agent.starts.edits import CONTROL_DEVICES, is_vendors
 from shoal.kubelet import cdi
 from shoal.kubelet.cdi import CdiError, ContainerEdits, Device, Spec

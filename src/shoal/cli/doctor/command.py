@@ -84,7 +84,7 @@ def examine(facts: Facts) -> Iterator[Finding]:
 
 
 def _here() -> Iterator[Finding]:
-    from shoal.agent.paths import HostPaths
+    from shoal.agent.node.paths import HostPaths
     from shoal.cli.doctor.here import look
     from shoal.gpu.nvml import open_nvml
 

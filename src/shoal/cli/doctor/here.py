@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from shoal.agent.paths import HostPaths
+from shoal.agent.node.paths import HostPaths
 from shoal.cli.doctor.finding import Finding, failed, note, ok, warning
 from shoal.gpu.errors import GpuError
 from shoal.gpu.protocol import Nvml

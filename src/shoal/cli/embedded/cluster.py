@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import gc
 import os
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Final
 from shoal.agent import app as agent
 from shoal.agent.config import FAMILIES
 from shoal.agent.config import Config as AgentConfig
-from shoal.agent.paths import HostPaths
+from shoal.agent.node.paths import HostPaths
 from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.controllers.loop import Controllers
 from shoal.embedded.kinds import NODES
@@ -43,6 +44,8 @@ _STARTING: Final = 8
 _START_SECONDS: Final = 10.0
 #: Most of what a cluster is made of stays: Python need not look so often for what has gone.
 _GC_THRESHOLD: Final = (50_000, 20, 20)
+#: Each end of a TLS connection keeps a buffer of 256 KiB unless told otherwise, and each node has several connections.
+_TLS_BUFFER: Final = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Cluster:
         self._tasks: list[asyncio.Task[None]] = []
         self.scheduler_port = 0
         self._gc_threshold = gc.get_threshold()
+        self._tls_buffer = SSLProtocol.max_size
 
     @property
     def kubeconfig(self) -> Path:
@@ -80,6 +84,7 @@ class Cluster:
 
     async def __aenter__(self) -> Cluster:
         gc.set_threshold(*_GC_THRESHOLD)
+        SSLProtocol.max_size = _TLS_BUFFER
         await self.api.__aenter__()
         await self._group.__aenter__()
         self._start("controllers", Controllers(self.api.registry, self.api.deletion).run())
@@ -110,6 +115,7 @@ class Cluster:
         finally:
             await self.api.__aexit__(kind, error, trace)
             gc.set_threshold(*self._gc_threshold)
+            SSLProtocol.max_size = self._tls_buffer
 
     async def ready(self) -> None:
         """Return when all nodes are Ready and offer their cards."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -87,7 +88,7 @@ def agent(
     from shoal.agent import app
     from shoal.agent.config import Config
     from shoal.agent.errors import AgentError
-    from shoal.agent.paths import HostPaths
+    from shoal.agent.node.paths import HostPaths
     from shoal.gpu.nvml import open_nvml
     from shoal.kube.access.load import load_access
     from shoal.kube.errors import KubeError
@@ -141,6 +142,7 @@ def agent(
             reloads=reloads,
             environment=os.environ,
             serving=lambda port: click.echo(f"serving on {port}"),
+            begun=_freeze,
         )
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, lambda: reload(forced=True))
@@ -149,6 +151,12 @@ def agent(
         watch.cancel()
 
     asyncio.run(until_told())
+
+
+def _freeze() -> None:
+    """What is there at the start stays: a look of the collector at it would keep a container waiting."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _until_ended(work: Coroutine[None, None, None]) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from shoal.agent.runtimes import choose
+from shoal.agent.node.runtimes import choose
 from shoal.cli.doctor.facts import Facts
 from shoal.cli.doctor.finding import Finding, failed, note, ok, some, warning
 from shoal.kube.objects.node import Node

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.choice import choose
 from shoal.agent.errors import NoCardError
-from shoal.agent.holdings import fits, mismatch
+from shoal.agent.node.holdings import fits, mismatch
+from shoal.agent.starts.choice import choose
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.request import (
     ANY_CARD,

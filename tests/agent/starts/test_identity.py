@@ -12,7 +12,7 @@ from shoal.agent.starts.checkpoint import Checkpoint, decode
 from shoal.agent.starts.identity import PodResources
 from shoal.kubelet.api import podresources_pb2 as api
 from shoal.kubelet.api import podresources_pb2_grpc as rpc
-from tests.agent.test_starts import REAL
+from tests.agent.starts.test_starts import REAL
 
 R = "example.com/unit"
 

@@ -17,9 +17,9 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from shoal.agent.devices import Count, Listing, listing
 from shoal.agent.errors import AgentError
-from shoal.agent.paths import HostPaths
+from shoal.agent.node.paths import HostPaths
+from shoal.agent.plugins.devices import Count, Listing, is_below, listing, settled
 from shoal.kubelet import constants
 from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.kubelet.api import deviceplugin_pb2_grpc as rpc
@@ -43,6 +43,22 @@ class Resource:
     socket: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What a list was made of, and how many of its devices may be taken or given back without another list."""
+
+    resource: str
+    count: Count
+    in_use: frozenset[str]
+    settled: int
+
+    def still_holds(self, count: Count, in_use: frozenset[str]) -> bool:
+        if count != self.count or in_use == self.in_use:
+            return count == self.count
+        changed = in_use ^ self.in_use
+        return len(in_use) <= count.allowed and all(is_below(self.resource, one, self.settled) for one in changed)
+
+
 class Plugin(rpc.DevicePluginServicer):
     """Serves one resource. `run` until it is cancelled."""
 
@@ -53,7 +69,7 @@ class Plugin(rpc.DevicePluginServicer):
         self._paths = paths
         self._allocate = allocate
         self._pre_start = pre_start
-        self._counted: tuple[Count, frozenset[str]] | None = None
+        self._counted: _Counted | None = None
         self._listing = Listing()
         self._streams: set[asyncio.Event] = set()
         self._lost = asyncio.Event()
@@ -65,10 +81,12 @@ class Plugin(rpc.DevicePluginServicer):
 
     def count(self, count: Count, in_use: frozenset[str]) -> None:
         """Tell kubelet how many devices there are, if that is news. A long list takes a while to make."""
-        if (count, in_use) == self._counted:
+        if self._counted is not None and self._counted.still_holds(count, in_use):
             return
-        self._tell(listing(self.resource.name, count, in_use))
-        self._counted = (count, in_use)
+        name = self.resource.name
+        fresh = listing(name, count, in_use)
+        self._tell(fresh)
+        self._counted = _Counted(name, count, in_use, settled(name, fresh, count, in_use))
 
     def show(self, devices: Listing) -> None:
         """Tell kubelet of these devices, if that is news."""

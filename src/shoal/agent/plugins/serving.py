@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from shoal.agent.paths import HostPaths
-from shoal.agent.plugin import Allocate, Plugin, PreStart, Resource
+from shoal.agent.node.paths import HostPaths
+from shoal.agent.plugins.plugin import Allocate, Plugin, PreStart, Resource
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 
 SOCKETS: Final = {

@@ -7,15 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent import devices, partitions
-from shoal.agent.choice import choose
 from shoal.agent.config import FAMILIES, Config
-from shoal.agent.devices import Count
 from shoal.agent.errors import NoCardError, RefusedError
-from shoal.agent.holdings import Holding, fits, holding_of, used
-from shoal.agent.nvidia_config import NvidiaConfig, parse
-from shoal.agent.offers import offers
-from shoal.agent.replicas import Cut, Slicing, read_label, slicing_of
+from shoal.agent.node.holdings import Holding, fits, holding_of, used
+from shoal.agent.node.tally import Tally
+from shoal.agent.nvidia import partitions
+from shoal.agent.nvidia.config import NvidiaConfig, parse
+from shoal.agent.nvidia.replicas import Cut, Slicing, read_label, slicing_of
+from shoal.agent.plugins import devices
+from shoal.agent.plugins.devices import Count
+from shoal.agent.plugins.offers import offers
+from shoal.agent.starts.choice import choose
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.contract import gpushare, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
@@ -102,7 +104,7 @@ def test_any_pods_get_replicas_that_fit_and_are_counted(cut: Cut, wishes: list[i
     slicing = Slicing(SHARED, cut, packed)
     holdings: list[Holding] = []
     for wish in wishes:
-        before = devices.replicas(node.gpus, holdings, SHARED, cut)
+        before = devices.replicas(node.gpus, Tally.of(holdings), SHARED, cut)
         asked = holding_of(pod({"main": {SHARED: wish}}), node=node, unit=MemoryUnit.GIB, slicing=slicing)
         had = sum(wish for wish in (holding.counts["main"] for holding in holdings))
         try:
@@ -113,7 +115,7 @@ def test_any_pods_get_replicas_that_fit_and_are_counted(cut: Cut, wishes: list[i
         placed = holding_of(pod({"main": {SHARED: wish}}, chosen), node=node, unit=MemoryUnit.GIB, slicing=slicing)
         assert (placed.problem, placed.allocation) == ("", chosen)
         holdings.append(placed)
-        after = devices.replicas(node.gpus, holdings, SHARED, cut)
+        after = devices.replicas(node.gpus, Tally.of(holdings), SHARED, cut)
         assert after.total == before.total
         assert after.allowed == before.allowed, "replicas take no room from replicas"
     for gpu in node.gpus:
@@ -150,8 +152,8 @@ def test_whole_card_that_a_scheduler_chose_is_none_of_the_replicas():
     entry = ContainerAllocation("main", (CardShare("GPU-1", 1, Share(exclusive=True)),))
     holding = hold(pod({"main": {WHOLE: 1}}, Allocation("n", (entry,))), Slicing(WHOLE, FOUR))
     assert (holding.problem, holding.sliced, holding.cut) == ("", frozenset(), None)
-    assert devices.replicas(NODE.gpus, [holding], WHOLE, FOUR) == Count(12, 9)
-    assert devices.memory(NODE.gpus, [holding], MemoryUnit.GIB) == Count(32, 16)
+    assert devices.replicas(NODE.gpus, Tally.of([holding]), WHOLE, FOUR) == Count(12, 9)
+    assert devices.memory(NODE.gpus, Tally.of([holding]), MemoryUnit.GIB) == Count(32, 16)
 
 
 def test_one_kind_of_gpu_per_container():
@@ -166,7 +168,7 @@ def test_one_kind_of_gpu_per_container():
 
 def test_replicas_that_are_no_more_leave_whole_cards_that_are_free():
     pods = [hold(pod({"main": {WHOLE: 1}}, place(1, Slicing(WHOLE, FOUR))), None, ("main",)) for _ in range(3)]
-    assert devices.whole(NODE.gpus, pods) == Count(5, 5), "three replicas on card 0, and two cards"
+    assert devices.whole(NODE.gpus, Tally.of(pods)) == Count(5, 5), "three replicas on card 0, and two cards"
 
 
 # What is offered
@@ -174,7 +176,7 @@ def test_replicas_that_are_no_more_leave_whole_cards_that_are_free():
 
 def offered(text: str, gpus: tuple[Gpu, ...] = NODE.gpus, resources: tuple[str, ...] = FAMILIES) -> dict[str, int]:
     """The resources that NVIDIA's configuration changes or brings, and how many of each are free to be taken."""
-    found = offers(Config(node_name="n", resources=resources), parse(text), gpus, [])
+    found = offers(Config(node_name="n", resources=resources), parse(text), gpus, Tally())
     counted = {name: count.allowed for name, count in found.counts.items() if name in (WHOLE, SHARED)}
     config = parse(text)
     named = {
@@ -220,11 +222,11 @@ def test_offers(text: str, gpus: tuple[Gpu, ...], wanted: dict[str, int]):
 
 def test_nothing_of_nvidias_is_offered_where_another_plugin_serves_it():
     text = "version: v1\nflags: {migStrategy: mixed}\n" + SLICED % ("renameByDefault: true,", "gpu")
-    assert offers(Config(node_name="n", resources=(MEMORY,)), parse(text), MIXED, []).nvidias == set()
+    assert offers(Config(node_name="n", resources=(MEMORY,)), parse(text), MIXED, Tally()).nvidias == set()
 
 
 def test_nothing_of_nvidias_is_offered_while_it_is_not_known_how():
-    found = offers(Config(node_name="n"), None, NODE.gpus, [])
+    found = offers(Config(node_name="n"), None, NODE.gpus, Tally())
     assert (found.counts[WHOLE], found.nvidias) == (Count(0, 0), set())
     assert found.counts[MEMORY].allowed == 32
     assert slicing_of(None) is slicing_of(NvidiaConfig()) is None

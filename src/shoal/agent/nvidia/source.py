@@ -16,8 +16,8 @@ from typing import Final
 
 from shoal.agent.config import Config
 from shoal.agent.errors import ConfigError
-from shoal.agent.node import NodeObject
-from shoal.agent.nvidia_config import MAX_BYTES, NvidiaConfig, choose, parse
+from shoal.agent.node.object import NodeObject
+from shoal.agent.nvidia.config import MAX_BYTES, NvidiaConfig, choose, parse
 from shoal.kube.client import Client
 from shoal.kube.events import EventType, Recorder, reference_to
 from shoal.kube.objects.others import ConfigMap

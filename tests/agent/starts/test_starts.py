@@ -9,9 +9,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent import runtimes
 from shoal.agent.errors import IdentityError
-from shoal.agent.paths import HostPaths
+from shoal.agent.node import runtimes
+from shoal.agent.node.paths import HostPaths
 from shoal.agent.starts import matching
 from shoal.agent.starts.checkpoint import Checkpoint, Record, decode, holders
 from shoal.agent.starts.edits import Scene, container_edits
@@ -27,7 +27,7 @@ from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.request import Share
 
 R = gpushare.RESOURCE_MEMORY
-STRATEGIES = yaml.safe_load((Path(__file__).parent / "cases" / "strategies.yaml").read_text())
+STRATEGIES = yaml.safe_load((Path(__file__).parent / "strategies.yaml").read_text())
 #: Written by a real kubelet 1.36.3.
 REAL = (
     b'{"Data":{"PodDeviceEntries":[{"PodUID":"e4422157-dfbf-4fcf-a97d-de6682929ec2","ContainerName":"main",'

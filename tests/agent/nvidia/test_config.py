@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.errors import ConfigError
-from shoal.agent.nvidia_config import choose, parse
+from shoal.agent.nvidia.config import choose, parse
 from shoal.model.contract import nvidia
 
-CASES = yaml.safe_load((Path(__file__).parent / "cases" / "nvidia_config.yaml").read_text())
+CASES = yaml.safe_load((Path(__file__).parent / "configs.yaml").read_text())
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from shoal.agent import replicas
-from shoal.agent.replicas import Cut, Slicing
+from shoal.agent.nvidia import replicas
+from shoal.agent.nvidia.replicas import Cut, Slicing
 from shoal.model import quantity
 from shoal.model.allocation import Allocation, ContainerAllocation
 from shoal.model.bound import allocation_of

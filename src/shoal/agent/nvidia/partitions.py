@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.agent.devices import Listing
 from shoal.agent.errors import RefusedError
-from shoal.agent.nvidia_config import NvidiaConfig
+from shoal.agent.nvidia.config import NvidiaConfig
+from shoal.agent.plugins.devices import Listing
 from shoal.model.contract import nvidia
 from shoal.model.errors import CodecError, shown
 from shoal.model.gpu import Gpu, MigInstance, NodeGpus

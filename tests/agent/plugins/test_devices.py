@@ -7,9 +7,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent import devices
-from shoal.agent.devices import Count, Listing
-from shoal.agent.holdings import Holding
+from shoal.agent.node.holdings import Holding
+from shoal.agent.node.tally import Tally
+from shoal.agent.plugins import devices
+from shoal.agent.plugins.devices import Count, Listing
 from shoal.kubelet import constants
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.contract import gpushare, keti, nvidia, shoal
@@ -17,7 +18,7 @@ from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu
 from shoal.model.request import Request, Share
 
-CASES = yaml.safe_load((Path(__file__).parent / "cases" / "counts.yaml").read_text())
+CASES = yaml.safe_load((Path(__file__).parent / "counts.yaml").read_text())
 RESOURCES = {"memory": gpushare.RESOURCE_MEMORY, "clients": keti.RESOURCE_MPS, "whole": nvidia.RESOURCE_GPU}
 
 
@@ -47,11 +48,11 @@ def holding(case: dict) -> Holding:
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_counts(case: dict):
     gpus = [card(index, one) for index, one in enumerate(case["cards"])]
-    holdings = [holding(one) for one in case["pods"]]
+    held = Tally.of(holding(one) for one in case["pods"])
     counts = {
-        "memory": devices.memory(gpus, holdings, MemoryUnit.GIB),
-        "clients": devices.clients(gpus, holdings),
-        "whole": devices.whole(gpus, holdings),
+        "memory": devices.memory(gpus, held, MemoryUnit.GIB),
+        "clients": devices.clients(gpus, held),
+        "whole": devices.whole(gpus, held),
     }
     assert counts == {name: Count(*case[name]) for name in counts}
 
@@ -82,6 +83,41 @@ def test_taking_a_device_changes_no_list(total: int, used: set[int], data: st.Da
             gpushare.RESOURCE_MEMORY, Count(total, total), {*in_use, data.draw(st.sampled_from(free))}
         )
         assert after == before
+
+
+@given(
+    total=st.integers(0, 40),
+    allowed=st.integers(0, 40),
+    before=st.sets(st.integers(0, 45), max_size=20),
+    after=st.sets(st.integers(0, 45), max_size=20),
+)
+def test_list_that_is_not_made_again_is_the_same(total: int, allowed: int, before: set[int], after: set[int]):
+    count = Count(total, min(allowed, total))
+    had, has = ({f"m{number:x}" for number in numbers} for numbers in (before, after))
+    listed = devices.listing(gpushare.RESOURCE_MEMORY, count, had)
+    below = devices.settled(gpushare.RESOURCE_MEMORY, listed, count, had)
+    if len(has) <= count.allowed and all(devices.is_below(gpushare.RESOURCE_MEMORY, one, below) for one in had ^ has):
+        assert devices.listing(gpushare.RESOURCE_MEMORY, count, has) == listed
+
+
+@pytest.mark.parametrize(
+    ("count", "had", "below"),
+    [
+        (Count(16, 16), {"m3"}, 16),
+        (Count(16, 10), {"m3"}, 10),
+        (Count(16, 10), {"m3", "mc"}, 9),
+        (Count(16, 1), {"m0", "m1"}, 0),
+        (Count(4, 4), {"GPU-1"}, 3),
+    ],
+)
+def test_devices_that_come_and_go_without_another_list(count: Count, had: set[str], below: int):
+    listed = devices.listing(gpushare.RESOURCE_MEMORY, count, had)
+    assert devices.settled(gpushare.RESOURCE_MEMORY, listed, count, had) == below
+
+
+@pytest.mark.parametrize(("device", "below"), [("m1f", True), ("m20", False), ("m01", False), ("GPU-1", False)])
+def test_whose_id_it_is(device: str, below: bool):
+    assert devices.is_below(gpushare.RESOURCE_MEMORY, device, 32) is below
 
 
 def test_the_longest_list_that_is_sent_fits_kubelets_message():

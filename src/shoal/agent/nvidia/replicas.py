@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.agent.nvidia_config import NvidiaConfig
+from shoal.agent.nvidia.config import NvidiaConfig
 from shoal.model.contract import nvidia
 from shoal.model.gpu import Gpu
 from shoal.model.pod import FULL_COMPUTE

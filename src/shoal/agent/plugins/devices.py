@@ -8,13 +8,13 @@ after a restart of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.agent.holdings import Holding, used
-from shoal.agent.replicas import RESOURCES as COUNTED
-from shoal.agent.replicas import Cut
+from shoal.agent.node.tally import Tally
+from shoal.agent.nvidia.replicas import RESOURCES as COUNTED
+from shoal.agent.nvidia.replicas import Cut
 from shoal.kubelet import constants
 from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.model.contract import gpushare, keti, nvidia, shoal
@@ -68,21 +68,20 @@ class _Card:
     units: int = 0
 
 
-def memory(gpus: Sequence[Gpu], holdings: Sequence[Holding], unit: MemoryUnit) -> Count:
+def memory(gpus: Sequence[Gpu], tally: Tally, unit: MemoryUnit) -> Count:
     """Units of `aliyun.com/gpu-mem`."""
-    asked = _asked_memory(holdings)
 
     def units(card: _Card) -> tuple[int, int]:
         size = 0 if card.gpu.mig else unit.floor(card.gpu.memory_mib)
-        own = unit.ceil(asked.get(card.gpu.uuid, 0))
+        own = unit.ceil(tally.asked_mib(card.gpu.uuid))
         if not card.gpu.healthy or card.own.exclusive or card.others.exclusive:
             return size, min(size, own)
         return size, max(own, size - unit.ceil(card.others.memory_mib))
 
-    return _count(gpus, holdings, gpushare.RESOURCE_MEMORY, units)
+    return _count(gpus, tally, gpushare.RESOURCE_MEMORY, units)
 
 
-def clients(gpus: Sequence[Gpu], holdings: Sequence[Holding]) -> Count:
+def clients(gpus: Sequence[Gpu], tally: Tally) -> Count:
     """Units of `keti.com/mpsgpu`."""
 
     def units(card: _Card) -> tuple[int, int]:
@@ -90,10 +89,10 @@ def clients(gpus: Sequence[Gpu], holdings: Sequence[Holding]) -> Count:
         free = card.gpu.healthy and not card.others.exclusive
         return size, size if free else min(size, card.own.clients)
 
-    return _count(gpus, holdings, keti.RESOURCE_MPS, units)
+    return _count(gpus, tally, keti.RESOURCE_MPS, units)
 
 
-def whole(gpus: Sequence[Gpu], holdings: Sequence[Holding]) -> Count:
+def whole(gpus: Sequence[Gpu], tally: Tally) -> Count:
     """Units of `nvidia.com/gpu`. Replicas of a cut that is no more stay with those who have them."""
 
     def units(card: _Card) -> tuple[int, int]:
@@ -101,10 +100,10 @@ def whole(gpus: Sequence[Gpu], holdings: Sequence[Holding]) -> Count:
         free = card.gpu.healthy and card.own == card.others == NO_SHARE
         return max(size, card.units), card.units or (size if free else 0)
 
-    return _count(gpus, holdings, nvidia.RESOURCE_GPU, units)
+    return _count(gpus, tally, nvidia.RESOURCE_GPU, units)
 
 
-def replicas(gpus: Sequence[Gpu], holdings: Sequence[Holding], resource: str, cut: Cut) -> Count:
+def replicas(gpus: Sequence[Gpu], tally: Tally, resource: str, cut: Cut) -> Count:
     """Units of a resource whose units are replicas: of a card that others use too, those that have room beside them."""
 
     def units(card: _Card) -> tuple[int, int]:
@@ -120,54 +119,17 @@ def replicas(gpus: Sequence[Gpu], holdings: Sequence[Holding], resource: str, cu
             room.append((FULL_COMPUTE - taken.compute) // one.compute)
         return total, card.units + max(0, min(room))
 
-    return _count(gpus, holdings, resource, units)
+    return _count(gpus, tally, resource, units)
 
 
-def _count(
-    gpus: Sequence[Gpu], holdings: Sequence[Holding], resource: str, units: Callable[[_Card], tuple[int, int]]
-) -> Count:
-    own = used(holdings, resource)
-    others: dict[str, Share] = {}
-    for other in _PREFIXES:
-        if other != resource:
-            for uuid, share in used(holdings, other).items():
-                others[uuid] = others.get(uuid, NO_SHARE) + share
-    had = _units(gpus, holdings, resource)
+def _count(gpus: Sequence[Gpu], tally: Tally, resource: str, units: Callable[[_Card], tuple[int, int]]) -> Count:
     total = allowed = 0
     for gpu in gpus:
-        mine, theirs = own.get(gpu.uuid, NO_SHARE), others.get(gpu.uuid, NO_SHARE)
-        size, may = units(_Card(gpu, mine, theirs, had.get(gpu.uuid, 0)))
+        others = sum((tally.held(other, gpu.uuid) for other in _PREFIXES if other != resource), NO_SHARE)
+        had = tally.units(resource, gpu) if resource in COUNTED else 0
+        size, may = units(_Card(gpu, tally.held(resource, gpu.uuid), others, had))
         total, allowed = total + size, allowed + may
     return Count(total, allowed)
-
-
-def _units(gpus: Sequence[Gpu], holdings: Sequence[Holding], resource: str) -> dict[str, int]:
-    """How many cards or replicas pods have of each card, by UUID, if the resource counts those."""
-    found: dict[str, int] = {}
-    if resource not in COUNTED:
-        return found
-    cards = {gpu.uuid: gpu for gpu in gpus}
-    for holding in holdings:
-        for uuid, share in holding.held(resource).items():
-            if share.exclusive:
-                found[uuid] = found.get(uuid, 0) + 1
-            elif holding.cut is not None and uuid in cards:
-                found[uuid] = found.get(uuid, 0) + (holding.cut.count(cards[uuid], share) or 0)
-    return found
-
-
-def _asked_memory(holdings: Iterable[Holding]) -> dict[str, int]:
-    """The memory that containers asked for by the memory resource, by card; of a whole card, what they asked for it."""
-    asked: dict[str, int] = {}
-    for holding in holdings:
-        for uuid, share in holding.held(gpushare.RESOURCE_MEMORY).items():
-            asked[uuid] = asked.get(uuid, 0) + share.memory_mib
-        for entry in () if holding.allocation is None else holding.allocation.containers:
-            if holding.resources.get(entry.name) == gpushare.RESOURCE_MEMORY:
-                for card in entry.cards:
-                    if card.share.exclusive:
-                        asked[card.uuid] = asked.get(card.uuid, 0) + (entry.memory_limit_mib or 0)
-    return asked
 
 
 def listing(resource: str, count: Count, in_use: Iterable[str]) -> Listing:
@@ -192,6 +154,29 @@ def listing(resource: str, count: Count, in_use: Iterable[str]) -> Listing:
             (healthy if free < spare else withdrawn).append(one)
             free += 1
     return Listing((*healthy, *sorted(taken, key=lambda one: (len(one), one))), tuple(withdrawn))
+
+
+def settled(resource: str, listed: Listing, count: Count, in_use: Set[str]) -> int:
+    """How many devices, from the first one on, may be taken or given back without a change of the list.
+
+    These are all healthy. While those in use are not more than are allowed, each that is taken is one less that is
+    free, so that none beyond them is withdrawn or comes back.
+    """
+    if not len(in_use) <= count.allowed <= count.total:
+        return 0
+    prefix = _PREFIXES[resource]
+    gap = (number for number, one in enumerate(listed.healthy) if one != f"{prefix}{number:x}")
+    return next(gap, len(listed.healthy))
+
+
+def is_below(resource: str, device: str, number: int) -> bool:
+    """Whether a device is one of the first so many of a resource. Who served it before may have left other IDs."""
+    prefix = _PREFIXES[resource]
+    try:
+        own = int(device.removeprefix(prefix), 16)
+    except ValueError:
+        return False
+    return own < number and device == f"{prefix}{own:x}"
 
 
 def fits_a_message(resource: str, units: int) -> bool:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.agent import devices, partitions
 from shoal.agent.config import Config
-from shoal.agent.devices import Count
-from shoal.agent.holdings import Holding
-from shoal.agent.nvidia_config import NvidiaConfig
-from shoal.agent.partitions import Partition
-from shoal.agent.plugin import Plugin
-from shoal.agent.replicas import slicing_of
+from shoal.agent.node.tally import Tally
+from shoal.agent.nvidia import partitions
+from shoal.agent.nvidia.config import NvidiaConfig
+from shoal.agent.nvidia.partitions import Partition
+from shoal.agent.nvidia.replicas import slicing_of
+from shoal.agent.plugins import devices
+from shoal.agent.plugins.devices import Count
+from shoal.agent.plugins.plugin import Plugin
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 from shoal.model.gpu import Gpu
 
@@ -44,19 +45,19 @@ class Offers:
             plugin.count(count, in_use)
 
 
-def offers(config: Config, sharing: NvidiaConfig | None, gpus: Sequence[Gpu], holdings: Sequence[Holding]) -> Offers:
+def offers(config: Config, sharing: NvidiaConfig | None, gpus: Sequence[Gpu], tally: Tally) -> Offers:
     """What is offered of these cards. `sharing` is None while it is not known how NVIDIA's resources are shared."""
     slots = config.slots_per_card * sum(not gpu.mig for gpu in gpus)
     counts = {
-        gpushare.RESOURCE_MEMORY: devices.memory(gpus, holdings, config.memory_unit),
-        keti.RESOURCE_MPS: devices.clients(gpus, holdings),
-        nvidia.RESOURCE_GPU: Count(0, 0) if sharing is None else devices.whole(gpus, holdings),
+        gpushare.RESOURCE_MEMORY: devices.memory(gpus, tally, config.memory_unit),
+        keti.RESOURCE_MPS: devices.clients(gpus, tally),
+        nvidia.RESOURCE_GPU: Count(0, 0) if sharing is None else devices.whole(gpus, tally),
         shoal.RESOURCE_SLOT: Count(slots, slots),
     }
     if sharing is None or nvidia.RESOURCE_GPU not in config.resources:
         return Offers(counts, {}, (), sharing)
     slicing = slicing_of(sharing)
     if slicing is not None:
-        counts[slicing.resource] = devices.replicas(gpus, holdings, slicing.resource, slicing.cut)
+        counts[slicing.resource] = devices.replicas(gpus, tally, slicing.resource, slicing.cut)
     found, problem = partitions.served(gpus, sharing)
     return Offers(counts, found, () if slicing is None else (slicing.resource,), sharing, problem)

@@ -1,0 +1,168 @@
+"""Keeps the lists of devices, the node's object, the CDI files and the walls in step with the pods.
+
+A change of a pod costs what that pod holds: sums are kept by `node.tally`, and what the change does not touch is left
+alone. kubelet's record is read whole when kubelet has written it or a pod with devices is over. Only other cards or
+another configuration have everything looked at again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from shoal.agent.config import Config, Counting
+from shoal.agent.errors import AgentError
+from shoal.agent.health.on_node import NodeHealth
+from shoal.agent.limits import Limits, Start
+from shoal.agent.node.object import NodeObject
+from shoal.agent.node.pods import News, NodePods
+from shoal.agent.node.tally import Tally
+from shoal.agent.nvidia.source import ConfigSource
+from shoal.agent.plugins import devices
+from shoal.agent.plugins.offers import offers
+from shoal.agent.plugins.serving import Serving, comes_and_goes
+from shoal.agent.starts.checkpoint import Checkpoint
+from shoal.agent.starts.gate import start_of
+from shoal.agent.starts.grants import Grants
+from shoal.agent.starts.marks import Marks
+from shoal.model.contract import gpushare, shoal
+
+log = logging.getLogger(__name__)
+
+#: Changes that come together are answered together.
+_GATHER_SECONDS: Final = 0.05
+_RETRY_SECONDS: Final = 5.0
+
+
+class Follow:
+    """What has to follow the pods of one node. `run` until it is cancelled."""
+
+    def __init__(
+        self,
+        config: Config,
+        pods: NodePods,
+        checkpoint: Checkpoint,
+        node: NodeObject,
+        source: ConfigSource,
+        health: NodeHealth,
+        serving: Serving,
+        grants: Grants,
+        limits: Limits,
+        marks: Marks,
+        *,
+        wake: asyncio.Event,
+        trouble: Callable[[str], None],
+    ) -> None:
+        """`wake` is set when there are news of pods; `trouble` is told what keeps the devices from being listed."""
+        self._config = config
+        self._pods = pods
+        self._checkpoint = checkpoint
+        self._node = node
+        self._source = source
+        self._health = health
+        self._serving = serving
+        self._grants = grants
+        self._limits = limits
+        self._marks = marks
+        self._wake = wake
+        self._trouble = trouble
+        #: The devices that pods have, by resource, and the version of kubelet's record that said so.
+        self._in_use: dict[str, frozenset[str]] = {}
+        self._read = -1
+        #: The sums and devices in use by which kubelet was told last.
+        self._told: tuple[int, dict[str, frozenset[str]]] | None = None
+
+    async def first(self) -> None:
+        """Know which devices are in use before any is listed: kubelet must not be told that one of them is gone."""
+        while True:
+            try:
+                self._list_devices(News(everything=True))
+                self._trouble("")
+                return
+            except AgentError as error:
+                self._trouble(str(error))
+                log.warning("waiting: %s", error)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def run(self) -> None:
+        """Act on all news."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(_GATHER_SECONDS)
+            self._wake.clear()
+            news = self._pods.news()
+            try:
+                self.act(news)
+            except AgentError as error:
+                log.warning("devices are as they were: %s", error)
+                self._pods.not_done(news)
+                asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._wake.set)
+            self._marks.note({known.uid for known in self._pods} if news.everything else news.pods)
+            if news.everything or news.holders:
+                await self._limits.keep_only(self._starts())
+
+    def act(self, news: News) -> None:
+        """Have devices, node and files as the news want them. AgentError if kubelet's record cannot be read."""
+        self._list_devices(news)
+        self._collect(news)
+
+    def _list_devices(self, news: News) -> None:
+        """Tell kubelet and the API server what there is, if the news can have changed that."""
+        records = self._checkpoint.records()
+        read = self._checkpoint.version
+        if news.everything or read != self._read or any(map(self._checkpoint.of, news.holders)):
+            alive = {one.pod_uid for one in records if self._pods.alive(one.pod_uid)}
+            self._in_use, self._read = self._checkpoint.in_use(alive), read
+        told = (self._pods.tally.version, self._in_use)
+        if news.everything or told != self._told:
+            self._tell(self._in_use)
+            self._told = told
+
+    def _tell(self, in_use: dict[str, frozenset[str]]) -> None:
+        gpus = self._pods.node.gpus
+        offered = offers(self._config, self._source.current, gpus, self._pods.tally)
+        self._source.complain(offered.problem)
+        # kubelet restarts a container only while its resource is served.
+        self._serving.keep({*self._served(), *offered.nvidias, *filter(comes_and_goes, in_use)})
+        for name, plugin in self._serving.plugins.items():
+            offered.tell(plugin, in_use.get(name, frozenset()))
+        whole = sum(not gpu.mig for gpu in gpus)
+        resources: dict[str, tuple[int, int] | None] = {gpushare.RESOURCE_COUNT: (whole, whole)}
+        if shoal.RESOURCE_SLOT in self._serving.plugins:
+            memory = offered.counts[gpushare.RESOURCE_MEMORY]
+            resources[gpushare.RESOURCE_MEMORY] = (memory.total, memory.allowed)
+        annotations = {
+            shoal.ANNOTATION_GPUS: shoal.encode_gpus(gpus),
+            shoal.ANNOTATION_FAULTS: self._health.remembered,
+        }
+        self._node.publish(annotations, resources)
+
+    def _served(self) -> list[str]:
+        names = list(self._config.resources)
+        if gpushare.RESOURCE_MEMORY in names and not self._by_devices():
+            names[names.index(gpushare.RESOURCE_MEMORY)] = shoal.RESOURCE_SLOT
+        return names
+
+    def _by_devices(self) -> bool:
+        """Whether each unit of memory is a device."""
+        if self._config.counting is not Counting.AUTO:
+            return self._config.counting is Counting.DEVICES
+        total = devices.memory(self._pods.node.gpus, Tally(), self._config.memory_unit).total
+        return devices.fits_a_message(gpushare.RESOURCE_MEMORY, total)
+
+    def _collect(self, news: News) -> None:
+        """Remove the CDI files of containers that will not start again."""
+        if news.everything:
+            self._grants.sweep()
+        for uid in news.pods:
+            if not self._pods.alive(uid):
+                self._grants.forget(uid)
+
+    def _starts(self) -> Iterator[Start]:
+        """Every container with cards that may run."""
+        for known in self._pods:
+            if known.holding.allocation is not None and not known.holding.problem:
+                for entry in known.holding.allocation.containers:
+                    yield start_of(known, entry, self._pods.node)
