@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from shoal.model.contract.gpushare import MemoryUnit
+from tests.cases import read_cases
 
 Object = dict[str, Any]
 #: Every kind the policies look at: its group, its plural, and the policy.
@@ -131,7 +131,7 @@ def _change(told: Mapping[str, Any]) -> Change:
 
 
 _HERE = Path(__file__).parent
-CASES = [_case(told) for told in yaml.safe_load((_HERE / "cases.yaml").read_text())]
+CASES = [_case(told) for told in read_cases(_HERE / "cases.yaml")]
 every_case = pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
-CHANGES = [_change(told) for told in yaml.safe_load((_HERE / "changes.yaml").read_text())]
+CHANGES = [_change(told) for told in read_cases(_HERE / "changes.yaml")]
 every_change = pytest.mark.parametrize("change", [pytest.param(change, id=change.name) for change in CHANGES])

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,9 +13,10 @@ from shoal.gpu.inventory import gpus
 from shoal.gpu.models import MODELS, keys
 from shoal.gpu.simulated import SimulatedNvml
 from shoal.model.contract.shoal import decode_gpus, encode_gpus
+from tests.cases import read_cases
 from tests.model.strategies import json_values, junk
 
-CASES = yaml.safe_load((Path(__file__).parent / "cases" / "descriptions.yaml").read_text())
+CASES = read_cases(Path(__file__).parent / "cases" / "descriptions.yaml")
 
 
 def shown(card: CardDescription) -> str:

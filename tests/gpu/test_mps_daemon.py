@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ from shoal.gpu.mps.daemon import Health, MpsDaemon
 from tests.testbed.waiting import wait_for
 
 PROGRAM = Path(__file__).parents[1] / "testbed" / "mps" / "nvidia-cuda-mps-control"
+#: The stand-in is run by the Python at hand, not by what else is called python3 here.
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 Make = Callable[..., MpsDaemon]
 
 
@@ -25,7 +28,7 @@ def the_daemon(pipe: Path, protocol: Literal[2, 3], *, multi_user: bool = False,
     return MpsDaemon(
         pipe_directory=pipe,
         log_directory=pipe.parent / "log",
-        environment={**os.environ, "MPS_STAND_IN_OF": str(os.getpid()), "CUDA_MPS_PROTOCOL_VERSION": "7"},
+        environment={**os.environ, "PATH": PATH, "MPS_STAND_IN_OF": str(os.getpid()), "CUDA_MPS_PROTOCOL_VERSION": "7"},
         protocol=protocol,
         multi_user=multi_user,
         program=str(PROGRAM),

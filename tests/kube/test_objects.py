@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,13 +22,14 @@ from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import ModelError
 from shoal.model.node import node_gpus
 from shoal.model.pod import request_of
+from tests.cases import read_cases
 from tests.kube.objects import pod
 
 CASES = Path(__file__).parent.parent / "model" / "cases"
 
 
 def _pods() -> list[Any]:
-    cases = [case for name in ("accepted", "refused") for case in yaml.safe_load((CASES / f"{name}.yaml").read_text())]
+    cases = [case for name in ("accepted", "refused") for case in read_cases(CASES / f"{name}.yaml")]
     return [pytest.param(case["pod"], MemoryUnit(case.get("unit", "GiB")), id=case["name"]) for case in cases]
 
 

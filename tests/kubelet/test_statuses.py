@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
+from tests.cases import read_cases
 from tests.kubelet.pods import FOREVER, Pods, container, container_status, is_ready, pod
 from tests.testbed.node import Node
 from tests.testbed.waiting import wait_for
 
-CASES = yaml.safe_load((Path(__file__).parent / "cases" / "statuses.yaml").read_text())
+CASES = read_cases(Path(__file__).parent / "cases" / "statuses.yaml")
 #: kubelet has no cluster DNS in the test bed, and says so of each pod; how often it tries again is a matter of time.
 IGNORED = ("MissingClusterDNS",)
 

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,13 +20,14 @@ from shoal.model.request import (
     accepts,
     matches_model,
 )
+from tests.cases import read_cases
 from tests.model.strategies import junk
 
 CASES = Path(__file__).parent / "cases"
 
 
 def cases(file: str) -> list[Any]:
-    return [pytest.param(case, id=case["name"]) for case in yaml.safe_load((CASES / file).read_text())]
+    return [pytest.param(case, id=case["name"]) for case in read_cases(CASES / file)]
 
 
 def unit_of(case: dict[str, Any]) -> MemoryUnit:

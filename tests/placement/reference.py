@@ -8,17 +8,20 @@ users choose; `reference_baselines` has those of the literature, `reference_frag
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations, product
 from typing import NamedTuple
 
-from shoal.model.request import Request, Share
+from shoal.model.request import NO_SHARE, Request, Share
 
 #: Differences below this are rounding.
 NOISE = 1e-9
 
 
-class Card(NamedTuple):
-    """A card and what is taken of it. `links` are (number of the other card, lanes)."""
+@dataclass(eq=False)
+class Card:
+    """A card and what is taken of it; never changed. `links` are (number of the other card, lanes)."""
 
     number: int
     model: str
@@ -28,11 +31,26 @@ class Card(NamedTuple):
     links: tuple[tuple[int, int], ...] = ()
     usable: bool = True
     pods: int = 0
-    used: Share = Share()
+    used: Share = NO_SHARE
+
+    @cached_property
+    def free(self) -> int:
+        """The free share in hundredths."""
+        if not self.usable or self.used.exclusive:
+            return 0
+        if not self.pods:
+            return 100
+        parts = [99, 100 - self.used.compute]
+        if self.memory:
+            parts.append((200 * (self.memory - self.used.memory_mib) + self.memory) // (2 * self.memory))
+        if self.clients:
+            parts.append((200 * (self.clients - self.used.clients) + self.clients) // (2 * self.clients))
+        return min(parts)
 
 
-class Node(NamedTuple):
-    """A node and what is taken of it. `kinds`: for every pod with cards, how many it has whole."""
+@dataclass(eq=False)
+class Node:
+    """A node and what is taken of it; never changed. `kinds`: for every pod with cards, how many it has whole."""
 
     name: str
     cpu: int
@@ -42,9 +60,13 @@ class Node(NamedTuple):
     ram_used: int = 0
     kinds: frozenset[int] = frozenset()
 
-    @property
+    @cached_property
     def model(self) -> str:
         return "+".join(sorted({card.model for card in self.cards}))
+
+    @cached_property
+    def untouched(self) -> int:
+        return sum(card.free == 100 for card in self.cards)
 
 
 class Need(NamedTuple):
@@ -91,20 +113,6 @@ def stacked(containers: Sequence[Need]) -> list[Need]:
 # One card
 
 
-def share_of(card: Card) -> int:
-    """The free share in hundredths."""
-    if not card.usable or card.used.exclusive:
-        return 0
-    if not card.pods:
-        return 100
-    parts = [99, 100 - card.used.compute]
-    if card.memory:
-        parts.append((200 * (card.memory - card.used.memory_mib) + card.memory) // (2 * card.memory))
-    if card.clients:
-        parts.append((200 * (card.clients - card.used.clients) + card.clients) // (2 * card.clients))
-    return min(parts)
-
-
 def accepts(pod: Pod, card: Card) -> bool:
     return not pod.models or card.model in pod.models
 
@@ -133,7 +141,7 @@ def size_on(card: Card, share: Share) -> int:
 
 
 def left_on(card: Card, share: Share) -> int:
-    return max(0, share_of(card) - size_on(card, share))
+    return max(0, card.free - size_on(card, share))
 
 
 def amount_free(card: Card, share: Share) -> int:
@@ -227,7 +235,7 @@ def closeness(node: Node, pod: Pod) -> float:
 
 
 def mean_free(node: Node) -> float:
-    return sum(share_of(card) for card in node.cards) / 100 / max(1, len(node.cards))
+    return sum(card.free for card in node.cards) / 100 / max(1, len(node.cards))
 
 
 def shares_on(node: Node, pod: Pod, stack: Sequence[int]) -> list[tuple[Card, Share]]:
@@ -323,7 +331,7 @@ class Keti(Reference):
     """KETI's built-in settings: weights 0.4 and 0.6, NVLink pairs gain 10 percent."""
 
     def score(self, card: Card) -> float:
-        return (share_of(card) + max(0, 100 - 10 * card.pods)) / 2
+        return (card.free + max(0, 100 - 10 * card.pods)) / 2
 
     def pick(self, node: Node, pod: Pod, need: Need, free: list[int]) -> list[int]:
         score = {place: self.score(node.cards[place]) for place in free}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from shoal.model.request import Share
-from tests.placement.reference import NOISE, Node, Pod, Reference, left_on, reserved, share_of, shares_on, size_on
+from tests.placement.reference import NOISE, Node, Pod, Reference, left_on, reserved, shares_on, size_on
 
 
 def cut_off(value: float) -> tuple[float, float]:
@@ -15,7 +15,7 @@ def cut_off(value: float) -> tuple[float, float]:
 
 
 def milli_free(node: Node) -> int:
-    return sum(10 * share_of(card) for card in node.cards)
+    return sum(10 * card.free for card in node.cards)
 
 
 class BestFit(Reference):
@@ -50,9 +50,9 @@ class GpuPacking(Reference):
     def value(self, node: Node, pod: Pod, stack: Sequence[int]) -> tuple[float, float]:
         if not pod.containers:
             return 0.0, 0.0
-        taken = [share_of(card) for card, _ in shares_on(node, pod, stack)]
+        taken = [card.free for card, _ in shares_on(node, pod, stack)]
         untouched = pod.whole + sum(share == 100 for share in taken)
-        if all(share_of(card) == 100 for card in node.cards):
+        if all(card.free == 100 for card in node.cards):
             value = 33 - len(node.cards)
         elif untouched:
             value = max(33, 50 - untouched)
@@ -104,11 +104,15 @@ def typical_pods(pods: Sequence[Pod]) -> list[Typical]:
 
 
 class Fgd(Reference):
-    """Fragmentation gradient descent; scores are cut off to whole numbers."""
+    """Fragmentation gradient descent; scores are cut off to whole numbers.
 
-    def __init__(self, cluster: Sequence[Node], typical: Sequence[Typical]) -> None:
+    `known` keeps the fragments of nodes as they stand, which every card and every pod is compared with.
+    """
+
+    def __init__(self, cluster: Sequence[Node], typical: Sequence[Typical], known: dict[Node, float]) -> None:
         super().__init__(cluster)
         self.typical = typical
+        self.known = known
 
     def fragments(self, free: Sequence[int], cpu: int, node: Node) -> float:
         """The free thousandths that a typical pod cannot use, on the average."""
@@ -126,12 +130,13 @@ class Fgd(Reference):
 
     def score(self, node: Node, pod: Pod, after: Sequence[int]) -> float:
         cpu = node.cpu - node.cpu_used
-        before = self.fragments([10 * share_of(card) for card in node.cards], cpu, node)
-        gain = before - self.fragments(after, cpu - pod.cpu, node)
+        if node not in self.known:
+            self.known[node] = self.fragments([10 * card.free for card in node.cards], cpu, node)
+        gain = self.known[node] - self.fragments(after, cpu - pod.cpu, node)
         return math.trunc(100 / (1 + math.exp(-gain / 1000)) + NOISE)
 
     def after(self, node: Node, taken: Iterable[tuple[int, Share]]) -> list[int]:
-        free = [10 * share_of(card) for card in node.cards]
+        free = [10 * card.free for card in node.cards]
         for place, share in taken:
             free[place] = 10 * left_on(node.cards[place], share)
         return free

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from shoal.model.request import Share
 from shoal.placement.worth.demand import Demand
-from tests.placement.reference import NOISE, Card, Node, Pod, Reference, left_on, share_of, shares_on, size_on
+from tests.placement.reference import NOISE, Card, Node, Pod, Reference, left_on, shares_on, size_on
 
 #: Costs that depend on sums over the cluster may be off by this much.
 SUM_NOISE = 1e-4
@@ -68,8 +68,10 @@ class Fragmentation(Reference):
         super().__init__(cluster)
         self.numbers = numbers
         self.models = frozenset(node.model for node in cluster if node.cards)
+        worths = [self.worth(node) for node in cluster]
         states = [
-            (node, self.worth(node), self.stranded(self.worth(node), node.cpu - node.cpu_used)) for node in cluster
+            (node, worth, self.stranded(worth, node.cpu - node.cpu_used))
+            for node, worth in zip(cluster, worths, strict=True)
         ]
         self.usable = max(1.0, sum(worth - stranded for _, worth, stranded in states))
         self.model_short = []
@@ -85,7 +87,7 @@ class Fragmentation(Reference):
 
     def worth(self, node: Node) -> float:
         """K."""
-        return sum(self.numbers.worth[share_of(card)] for card in node.cards)
+        return sum(self.numbers.worth[card.free] for card in node.cards)
 
     def stranded(self, worth: float, cpu: int) -> float:
         """S."""
@@ -103,18 +105,18 @@ class Fragmentation(Reference):
         """cap_j, with so many untouched cards and so much CPU less."""
         if node.model not in block.models:
             return 0
-        cards = (sum(share_of(card) == 100 for card in node.cards) - fewer) // block.gpus
+        cards = (node.untouched - fewer) // block.gpus
         cpu = max(0, node.cpu - node.cpu_used - less_cpu)
         return min(cards, cpu // block.cpu) if block.cpu else cards
 
     def key(self, node: Node, pod: Pod, share: Share, place: int) -> float:
         card = node.cards[place]
-        smaller_first = NOISE * share_of(card)
+        smaller_first = NOISE * card.free
         return self.regret(card, share) + 0.2 * left_on(card, share) / 100 + smaller_first
 
     def regret(self, card: Card, share: Share) -> float:
         worth, price = self.numbers.worth, self.numbers.price
-        lost = worth[share_of(card)] - worth[left_on(card, share)]
+        lost = worth[card.free] - worth[left_on(card, share)]
         return max(0.0, lost - price[size_on(card, share)])
 
     def allowed(self, pod: Pod) -> frozenset[str]:
@@ -142,8 +144,8 @@ class Fragmentation(Reference):
         taken = shares_on(node, pod, stack)
         worth, cpu = self.worth(node), node.cpu - node.cpu_used
         weights = self.numbers.worth
-        lost = pod.whole + sum(weights[share_of(card)] - weights[left_on(card, share)] for card, share in taken)
-        untouched = pod.whole + sum(share_of(card) == 100 for card, _ in taken)
+        lost = pod.whole + sum(weights[card.free] - weights[left_on(card, share)] for card, share in taken)
+        untouched = pod.whole + sum(card.free == 100 for card, _ in taken)
         cost = sum(self.regret(card, share) for card, share in taken)
         cost += 2 * (self.stranded(worth - lost, cpu - pod.cpu) - self.stranded(worth, cpu))
         cost += self.scarce(node, pod) * lost

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from shoal.model.allocation import Allocation
 from shoal.model.contract import keti
@@ -42,6 +41,7 @@ from shoal.placement.explain import refusals
 from shoal.placement.policies import policy_named, preferring
 from shoal.placement.policy import Policy
 from shoal.placement.scores.keti import keti_policy
+from tests.cases import read_cases
 from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node
 
 Case = dict[str, Any]
@@ -51,7 +51,7 @@ def cases() -> list[Any]:
     return [
         pytest.param(case, id=f"{path.stem}: {case['name']}")
         for path in sorted((Path(__file__).parent / "cases").glob("*.yaml"))
-        for case in yaml.safe_load(path.read_text())["cases"]
+        for case in read_cases(path)["cases"]
     ]
 
 

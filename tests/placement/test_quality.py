@@ -1,7 +1,7 @@
 """The policies hand out as many GPUs as they are known to: a short run of `make bench-placement` against ranges.
 
-The openb traces are not part of the project. They are played when $SHOAL_TRACES names their folder, and take minutes;
-without it only the made-up workload runs.
+The openb traces are not part of the project. They are played where $SHOAL_TRACES names their folder, or where it lies
+beside the project as `../shared/traces`; elsewhere only the made-up workload runs.
 """
 
 import os
@@ -9,17 +9,17 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-import yaml
 
 from bench import traces
 from shoal.simulate.static import run_static
+from tests.cases import read_cases
 
-RANGES = yaml.safe_load((Path(__file__).parent / "ranges.yaml").read_text(encoding="utf-8"))
+RANGES = read_cases(Path(__file__).parent / "ranges.yaml")
 SEEDS = (42, 43)
 
-
-FOLDER = Path(os.environ["SHOAL_TRACES"]) if os.environ.get("SHOAL_TRACES") else None
-WORKLOADS = ["made-up"] if FOLDER is None else list(RANGES)
+FOLDER = Path(os.environ.get("SHOAL_TRACES") or Path(__file__).parents[3] / "shared" / "traces")
+#: A folder that is named must be there.
+WORKLOADS = list(RANGES) if os.environ.get("SHOAL_TRACES") or FOLDER.is_dir() else ["made-up"]
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

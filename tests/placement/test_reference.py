@@ -288,7 +288,7 @@ def test_fgd() -> None:
     for rng, world, ledger in worlds(3):
         typical = [random_typical(rng) for _ in range(60)]
         policy = fgd_policy(typical)
-        make = partial(Fgd, typical=typical_pods([pod_of(request) for request in typical]))
+        make = partial(Fgd, typical=typical_pods([pod_of(request) for request in typical]), known={})
         play(Engine(ledger, policy, policies=(policy,)), world, make, rng)
 
 

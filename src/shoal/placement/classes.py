@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 
-from shoal.model.request import NO_SHARE, CardSelector, ContainerRequest, Request, Share, phases
+from shoal.model.request import NO_SHARE, CardSelector, ContainerRequest, Request, Share, accepts_model, phases
 from shoal.placement.books.columns import WHOLE, CardKind
 
 
@@ -37,7 +37,18 @@ class CardNeed:
 class PodClass:
     """A request and what follows from it alone. Compare by identity: `shoal.placement.engine` keeps one per request."""
 
-    __slots__ = ("cpu", "needs", "only_whole", "ram", "request", "selector", "splittable", "whole", "whole_sizes")
+    __slots__ = (
+        "_accepted",
+        "cpu",
+        "needs",
+        "only_whole",
+        "ram",
+        "request",
+        "selector",
+        "splittable",
+        "whole",
+        "whole_sizes",
+    )
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -54,10 +65,18 @@ class PodClass:
         self.only_whole = self.needs == (CardNeed(self.whole, Share(exclusive=True)),) and not self.selector
         #: The containers might fit apart where they do not fit together.
         self.splittable = sum(not container.share.exclusive for container in request.containers) > 1
+        self._accepted: dict[str, bool] = {}
 
     @property
     def wants_gpu(self) -> bool:
         return bool(self.needs)
+
+    def accepts_model(self, model: str) -> bool:
+        """Whether the pods accept cards of this model: asked of every make anew with every demand, so kept."""
+        known = self._accepted.get(model)
+        if known is None:
+            known = self._accepted[model] = accepts_model(self.selector, model)
+        return known
 
 
 def card_needs(request: Request) -> tuple[CardNeed, ...]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TypeGuard
 
 import numpy as np
 
@@ -92,10 +94,20 @@ def _plain(
     """The scores in their plain form; None when one has none."""
     plain: list[tuple[float, OneScore]] = []
     for weight, score in scores:
-        if not isinstance(score, PlainScore):
+        if not _has_plain_form(score):
             return None
         plain.append((weight, score.plain(tables, valuation)))
     return plain
+
+
+def _has_plain_form(score: Score) -> TypeGuard[PlainScore]:
+    return _is_plain(type(score))
+
+
+@cache
+def _is_plain(kind: type[Score]) -> bool:
+    """Kept by class: to compare with a protocol takes longer than to try a node."""
+    return issubclass(kind, PlainScore)
 
 
 def _cards_of(tables: ClassTables) -> Cards | None:

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from shoal.model.request import accepts, accepts_model
+from shoal.model.request import accepts
 from shoal.placement.books.columns import (
     SHARES,
     WHOLE,
@@ -169,7 +169,7 @@ class ClassTables:
         #: Sets of models that other pods are confined to and this one is not.
         self.confining = valuation.confining(models)
         #: Cards of a model the pod accepts, by code.
-        self.accepted = np.repeat([accepts_model(pod_class.selector, kind.model) for kind in columns.kinds], SHARES)
+        self.accepted = np.repeat([pod_class.accepts_model(kind.model) for kind in columns.kinds], SHARES)
         blocks = valuation.demand.blocks
         #: Whole cards of each watched multi-GPU class, 0 for those that this class is at least as hard as.
         self.block_gpus = np.array(

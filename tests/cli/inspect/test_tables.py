@@ -4,16 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from shoal.cli.inspect.forms.tabs import aligned
+from tests.cases import read_cases
 from tests.cli.inspect.cluster import Cluster, objects
 
 ARGUMENTS = {"summary": (), "details": ("-d",), "wide": ("-o", "wide", "--pending")}
 CASES: dict[str, dict[str, Any]] = {
     f"{path.stem}: {name}": case
     for path in sorted((Path(__file__).parent / "cases").glob("*.yaml"))
-    for name, case in yaml.safe_load(path.read_text()).items()
+    for name, case in read_cases(path).items()
 }
 
 

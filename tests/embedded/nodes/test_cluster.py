@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 from shoal.embedded.nodes.cluster import few, parse, read_file
 from shoal.embedded.nodes.errors import ClusterError
+from tests.cases import read_cases
 
-CASES = yaml.safe_load((Path(__file__).parent / "cases" / "clusters.yaml").read_text())
+CASES = read_cases(Path(__file__).parent / "cases" / "clusters.yaml")
 
 
 @pytest.mark.parametrize("case", CASES["accepted"], ids=[str(case["groups"]) for case in CASES["accepted"]])

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +13,9 @@ from shoal.embedded.nodes.pods.states import ContainerRun, Ended, Running
 from shoal.embedded.nodes.pods.status import phase_of, pod_status
 from shoal.embedded.nodes.pods.workload import Plan
 from shoal.model.request import ContainerKind
+from tests.cases import read_cases
 
-CASES = yaml.safe_load((Path(__file__).parent / "cases" / "machine.yaml").read_text())
+CASES = read_cases(Path(__file__).parent / "cases" / "machine.yaml")
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SPECIAL = {"forever": Plan(), "refused": Plan(), "sidecar": Plan(), "sidecar-1": Plan(seconds=1.0, code=1)}
 

@@ -5,15 +5,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.embedded.nodes.errors import WorkloadError
 from shoal.embedded.nodes.pods.scripts import interpret
 from shoal.embedded.nodes.pods.workload import JOB_SECONDS, Plan, plan_of, read
+from tests.cases import read_cases
 
-CASES = yaml.safe_load((Path(__file__).parent / "cases" / "workloads.yaml").read_text())
+CASES = read_cases(Path(__file__).parent / "cases" / "workloads.yaml")
 
 
 def planned(container: dict, annotations: dict | None = None, owner: str = "", init: bool = False) -> Plan:

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
-import yaml
 
 from shoal.embedded.patch.json_patch import apply_json_patch
 from shoal.embedded.patch.merge import merge_patch
 from shoal.embedded.patch.strategic import strategic_merge
+from tests.cases import read_cases
 
 _CASES = Path(__file__).parent / "cases"
 CONTENT_TYPES = {
@@ -29,7 +29,7 @@ PLACES = {
     "Node": "/api/v1/nodes",
     "Service": "/api/v1/namespaces/{namespace}/services",
 }
-OBJECTS: dict[str, dict[str, Any]] = yaml.safe_load((_CASES / "objects.yaml").read_text())
+OBJECTS: dict[str, dict[str, Any]] = read_cases(_CASES / "objects.yaml")
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,12 +116,12 @@ def found(value: Any, path: str) -> Any:
 
 
 def _cases() -> list[Case]:
-    read = {type_: yaml.safe_load((_CASES / f"{type_}.yaml").read_text()) for type_ in CONTENT_TYPES}
+    read = {type_: read_cases(_CASES / f"{type_}.yaml") for type_ in CONTENT_TYPES}
     return msgspec.convert([{**case, "type": type_} for type_, cases in read.items() for case in cases], list[Case])
 
 
 def _stories() -> list[Story]:
-    return msgspec.convert(yaml.safe_load((_CASES / "stories.yaml").read_text()), list[Story])
+    return msgspec.convert(read_cases(_CASES / "stories.yaml"), list[Story])
 
 
 CASES, STORIES = _cases(), _stories()

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
+
+from tests.cases import read_cases
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 CREATED = "2026-01-01T23:55:00Z"
@@ -49,7 +50,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 def _rows() -> list[Row]:
     files = sorted((Path(__file__).parent / "cases").glob("*.yaml"))
-    return [row for file in files for row in msgspec.convert(yaml.safe_load(file.read_text()), list[Row])]
+    return [row for file in files for row in msgspec.convert(read_cases(file), list[Row])]
 
 
 ROWS = _rows()

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from tests.cases import read_cases
 from tests.scheduler.feasibility import reference
 from tests.scheduler.feasibility.rows import Rows, pod_of
 from tests.scheduler.feasibility.world import Manifest, World
@@ -37,7 +37,7 @@ def cases() -> list[Any]:
     return [
         pytest.param(case, id=f"{path.stem}: {case['name']}")
         for path in sorted((Path(__file__).parent / "cases").glob("*.yaml"))
-        for case in yaml.safe_load(path.read_text())
+        for case in read_cases(path)
     ]
 
 

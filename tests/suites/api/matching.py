@@ -110,7 +110,7 @@ _MARKERS: dict[str, Callable[[Any, Any, str], Iterator[str]]] = {
 }
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.CSafeLoader):
     """Plain YAML and the tags. What has no value needs no tag: a tag cannot stand before a comma."""
 
 

@@ -24,13 +24,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.cases import read_cases
 from tests.suites.workloads.scenario import Scenario
 from tests.testbed.cluster import Api
 
 HERE = Path(__file__).parent
-FILES = {
-    path.stem: yaml.safe_load(path.read_text())["scenarios"] for path in sorted((HERE / "scenarios").glob("*.yaml"))
-}
+FILES = {path.stem: read_cases(path)["scenarios"] for path in sorted((HERE / "scenarios").glob("*.yaml"))}
 SCENARIOS = {f"{file}: {one['name']}": one for file, found in FILES.items() for one in found}
 RECORD = bool(os.environ.get("SHOAL_RECORD"))
 
@@ -41,7 +40,7 @@ pytestmark = pytest.mark.min_kube("1.36")
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(cluster: Api, name: str) -> None:
     path = HERE / "expected" / f"{re.sub('[^a-z0-9]+', '-', name)}.yaml"
-    expected = {} if RECORD else yaml.safe_load(path.read_text())
+    expected = {} if RECORD else read_cases(path)
     namespace = f"work-{uuid.uuid4().hex[:12]}"
     cluster.create_namespace(namespace)
     scenario = Scenario(cluster.kubeconfig(), namespace, expected, RECORD)

@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal.model.request import Request
 from shoal.placement.baselines.common import MILLI
-from shoal.placement.books.columns import SHARES, BoolArray, Columns, FloatArray, IntArray, Rows
+from shoal.placement.books.columns import SHARES, WHOLE, BoolArray, Columns, FloatArray, IntArray, Rows
 from shoal.placement.classes import PodClass
 from shoal.placement.policy import Policy
 from shoal.placement.trial import NeedTables, Trial, take_lowest
@@ -20,6 +20,9 @@ from shoal.placement.worth.demand import allowed_models
 
 #: The typical pods are the most frequent ones that make up this part of all.
 TYPICAL = 0.95
+#: Room for the number of cards in a tally, and the mask that takes it back out.
+_COUNT_BITS = 16
+_COUNT_MASK = (1 << _COUNT_BITS) - 1
 
 
 class TypicalPods:
@@ -37,11 +40,15 @@ class TypicalPods:
             covered += count
         #: Typical pods that take a GPU, each with its part of all typical pods.
         self._pods = [(pod_class, count / covered) for pod_class, count in kept if pod_class.needs]
-        groups = sorted({(_milli(pod_class), _cards(pod_class)) for pod_class, _ in self._pods})
+        groups = sorted({(_size(pod_class), _cards(pod_class)) for pod_class, _ in self._pods})
         self._group_of = {group: i for i, group in enumerate(groups)}
         self._cards = np.array([cards for _, cards in groups], np.int64)
-        self._sizes = np.array(sorted({milli for milli, _ in groups}), np.int64)
-        self._size_of = np.searchsorted(self._sizes, np.array([milli for milli, _ in groups], np.int64))
+        sizes = np.array(sorted({0, *(size for size, _ in groups)}), np.int64)
+        self._size_of = np.searchsorted(sizes, np.array([size for size, _ in groups], np.int64))
+        share = np.arange(SHARES)[:, None]
+        #: What a card with this free share adds to each size it is large enough for, [share, size]: its thousandths,
+        #: and below them 1 for the card itself.
+        self._tallies = np.where(share >= sizes, share * MILLI << _COUNT_BITS | 1, 0)
         self._cpu_levels = np.array(sorted({pod_class.cpu for pod_class, _ in self._pods}), np.int64)
         self._parts = np.zeros((0, 0, 0))
         self._models: list[str] = []
@@ -52,7 +59,7 @@ class TypicalPods:
             self._models = list(columns.models)
             self._parts = np.zeros((len(columns.models), len(self._cpu_levels) + 1, len(self._cards)))
             for pod_class, part in self._pods:
-                group = self._group_of[_milli(pod_class), _cards(pod_class)]
+                group = self._group_of[_size(pod_class), _cards(pod_class)]
                 first = int(np.searchsorted(self._cpu_levels, pod_class.cpu)) + 1
                 allowed = allowed_models(pod_class, columns)
                 for model in range(len(columns.models)):
@@ -60,24 +67,24 @@ class TypicalPods:
                         self._parts[model, first:, group] += part
         return self._parts
 
-    def fragments(self, free: IntArray, cpu: IntArray, model: IntArray, columns: Columns) -> FloatArray:
-        """F: the free GPU thousandths that a typical pod cannot use, on the average; `free` is [card, ..., row].
+    def tally(self, share: IntArray) -> IntArray:
+        """Cards with these free shares, [..., size]; the tally of a node is the sum of its cards'."""
+        return self._tallies.take(share, axis=0)
+
+    def fragments(self, tally: IntArray, cpu: IntArray, model: IntArray, columns: Columns) -> FloatArray:
+        """F: the free GPU thousandths that a typical pod cannot use, on the average; `tally` is [..., row, size].
 
         All of them for pods that find no place here, else those on cards with less free than the pod takes.
         """
-        level = np.searchsorted(self._cpu_levels, cpu, side="right")
-        inner = [1] * (free.ndim - 2)
-        served = self._served(columns)[model, level].T.reshape(len(self._cards), *inner, len(cpu))
-        total = free.sum(axis=0)
-        large = free[None] >= self._sizes.reshape(len(self._sizes), *([1] * free.ndim))
-        enough = large.sum(axis=1)[self._size_of] >= self._cards.reshape(len(self._cards), *inner, 1)
-        usable = (free[None] * large).sum(axis=1)[self._size_of]
-        result: FloatArray = total - (served * enough * usable).sum(axis=0)
+        served = self._served(columns)[model, np.searchsorted(self._cpu_levels, cpu, side="right")]
+        large = tally.take(self._size_of, axis=-1)
+        usable = np.where(large & _COUNT_MASK >= self._cards, large >> _COUNT_BITS, 0)
+        result: FloatArray = (tally[..., 0] >> _COUNT_BITS) - np.add.reduce(served * usable, axis=-1)
         return result
 
 
-def _milli(pod_class: PodClass) -> int:
-    return max(need.share.compute * MILLI or 1000 for need in pod_class.needs)
+def _size(pod_class: PodClass) -> int:
+    return max(need.share.compute or WHOLE for need in pod_class.needs)
 
 
 def _cards(pod_class: PodClass) -> int:
@@ -94,30 +101,40 @@ class Gradient:
         """The choice depends on the whole node."""
 
     def pick(self, trial: Trial, need: NeedTables, fits: BoolArray) -> tuple[Rows, BoolArray]:
-        return take_lowest(-self._by_card(trial, need), fits, need.need.gpus)
+        scores = np.zeros(fits.shape)
+        able = np.flatnonzero(np.logical_or.reduce(fits, axis=0))
+        if len(able):
+            scores[:, able] = self._by_card(trial, need, able)
+        return take_lowest(-scores, fits, need.need.gpus)
 
     def score(self, trial: Trial) -> FloatArray:
-        free = self._free(trial)
-        before = self._typical.fragments(free, trial.cpu_free, trial.model, trial.columns)
-        after = free.copy()
-        index = np.arange(len(trial.rows))
+        """Left at 0 where the pod does not fit."""
+        scores = np.zeros(len(trial.rows))
+        able = np.flatnonzero(trial.found)
+        code = trial.code[:, able]
+        before = np.add.reduce(self._typical.tally(code % SHARES), axis=0)
+        after = before.copy()
         for slots, tables in zip(trial.picks[0], trial.tables.needs, strict=True):
-            after[slots, index] = tables.left.take(trial.code[slots, index]) * MILLI
-        return _score(before, self._typical.fragments(after, trial.cpu_after, trial.model, trial.columns))
+            taken = code[slots[:, able], np.arange(len(able))]
+            more = self._typical.tally(tables.left.take(taken)) - self._typical.tally(taken % SHARES)
+            after += np.add.reduce(more, axis=0)
+        scores[able] = self._gain(trial, able, before, after)
+        return scores
 
-    def _by_card(self, trial: Trial, need: NeedTables) -> FloatArray:
-        """The score of taking each card, [slot, row]."""
-        free = self._free(trial)
-        before = self._typical.fragments(free, trial.cpu_free, trial.model, trial.columns)
-        slots = len(free)
-        options = np.repeat(free[:, None, :], slots, axis=1)
-        own = np.arange(slots)
-        options[own, own] = need.left.take(trial.code) * MILLI
-        return _score(before, self._typical.fragments(options, trial.cpu_after, trial.model, trial.columns))
+    def _by_card(self, trial: Trial, need: NeedTables, able: Rows) -> FloatArray:
+        """The score of taking each card, [slot, able]."""
+        code = trial.code[:, able]
+        cards = self._typical.tally(code % SHARES)
+        before = np.add.reduce(cards, axis=0)
+        return self._gain(trial, able, before, before - cards + self._typical.tally(need.left.take(code)))
 
-    @staticmethod
-    def _free(trial: Trial) -> IntArray:
-        return trial.code % SHARES * MILLI
+    def _gain(self, trial: Trial, able: Rows, before: IntArray, after: IntArray) -> FloatArray:
+        """The score of what tallies say."""
+        model, fragments = trial.model[able], self._typical.fragments
+        return _score(
+            fragments(before, trial.cpu_free[able], model, trial.columns),
+            fragments(after, trial.cpu_after[able], model, trial.columns),
+        )
 
 
 def _score(before: FloatArray, after: FloatArray) -> FloatArray:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shoal.model.request import accepts_model
 from shoal.placement.books.columns import WHOLE, Columns, FloatArray, IntArray
 from shoal.placement.classes import CardNeed, PodClass
 from shoal.placement.weights import (
@@ -188,7 +187,7 @@ def allowed_models(pod_class: PodClass, columns: Columns) -> ModelSet:
     return sum(
         1 << i
         for i, model in enumerate(columns.models)
-        if any(accepts_model(pod_class.selector, part) for part in model.split("+"))
+        if any(pod_class.accepts_model(part) for part in model.split("+"))
     )
 
 
