@@ -40,3 +40,9 @@ def test_an_unknown_policy_is_refused_with_the_choice() -> None:
     result = CliRunner().invoke(demo, ["--policy", "best"])
     assert result.exit_code == 2
     assert "binpack" in result.output
+
+
+def test_a_folder_without_expectations_is_told(tmp_path: Path) -> None:
+    result = CliRunner().invoke(demo, ["--examples", str(tmp_path)])
+    assert result.exit_code == 1
+    assert f"{tmp_path / 'expected.yaml'} cannot be read" in result.output

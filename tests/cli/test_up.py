@@ -4,12 +4,17 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from shoal.cli.embedded.up import up
 from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
+from shoal.kube.objects.node import Node
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import NODES, PODS
 from tests.cli.shoal_up import running
@@ -43,6 +48,25 @@ async def test_cluster_serves_and_ends_cleanly() -> None:
         assert not directory.exists()
 
 
+async def test_the_cluster_file_of_the_examples() -> None:
+    file = Path(__file__).parents[2] / "examples" / "cluster.yaml"
+    with running("--cluster-file", str(file)) as (_, said):
+        assert "A cluster of 6 nodes with 19 simulated GPUs" in said
+        async with clients(said)[0] as client, Reflector(client, NODES) as nodes:
+            await until(lambda: _whole(nodes, "broken") == "1", "two of three cards are out of use")
+            assert {name: _whole(nodes, name) for name in ("linked-1", "mixed-2", "split")} == {
+                "linked-1": "4",
+                "mixed-2": "3",
+                "split": "1",
+            }
+
+
+def _whole(nodes: Reflector[Node], name: str) -> object:
+    """How many whole cards a node offers."""
+    found = (node.status.allocatable for node in nodes.store if node.metadata.name == name)
+    return next((allocatable.get("nvidia.com/gpu") for allocatable in found), None)
+
+
 async def test_two_clusters_know_nothing_of_each_other() -> None:
     with running("--clusters", "2", "--nodes", "1", "--gpus", "1xT4") as (_, said):
         one, other = clients(said)
@@ -59,6 +83,8 @@ async def test_two_clusters_know_nothing_of_each_other() -> None:
         (["--gpus", "4xFoo"], "there is no model 'Foo' to simulate"),
         (["--policy", "best"], "choose one of"),
         (["--cluster-file", "/nowhere"], "No such file"),
+        (["--directory", "/proc/nowhere"], "give another --directory"),
+        (["--directory", "/tmp/" + "x" * 120], "use a shorter folder"),
     ],
 )
 def test_bad_input_is_told(arguments: list[str], words: str) -> None:
@@ -66,3 +92,30 @@ def test_bad_input_is_told(arguments: list[str], words: str) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_cluster_file_and_a_number_of_nodes_contradict_each_other(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("nodes: []")
+    result = CliRunner().invoke(up, ["--nodes", "2", "--cluster-file", str(tmp_path / "cluster.yaml")])
+    assert result.exit_code == 2
+    assert "leave out --nodes" in result.output
+
+
+@pytest.fixture
+def short() -> Iterator[str]:
+    """A folder with a short path, as sockets need it."""
+    with tempfile.TemporaryDirectory(prefix="su-") as folder:
+        yield folder
+
+
+async def test_a_directory_has_one_cluster_and_a_killed_one_leaves_it(short: str) -> None:
+    arguments = ("--nodes", "1", "--gpus", "1xT4", "--directory", short)
+    with running(*arguments) as (process, _):
+        result = CliRunner().invoke(up, arguments)
+        assert result.exit_code == 1
+        assert f"another shoal up runs in {short}: end it" in result.output
+        process.kill()
+    with running(*arguments) as (_, said):
+        async with clients(said)[0] as client:
+            assert [node.metadata.name for node in (await client.list(NODES)).items] == ["node-1"]

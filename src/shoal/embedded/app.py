@@ -63,6 +63,7 @@ class EmbeddedApi:
         self._server = Server(self.registry, self.deletion, token=self.token)
         #: Where simulated nodes say that they have the logs of containers.
         self.logs = self._server.logs
+        self.gate = self._server.gate
         self._runner: web.AppRunner | None = None
 
     @property

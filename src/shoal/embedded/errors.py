@@ -67,11 +67,12 @@ def conflict(plural: str, group: str, name: str, why: str) -> ApiStatus:
 
 
 def forbidden(plural: str, group: str, name: str, why: str, causes: Sequence[dict[str, str]] = ()) -> ApiStatus:
-    """403 from admission."""
+    """403 from admission or authorization."""
     details = _details(name, group, plural)
     if causes:
         details["causes"] = list(causes)
-    return ApiStatus(403, "Forbidden", f'{_qualified(plural, group)} "{name}" is forbidden: {why}', details)
+    what = f'{_qualified(plural, group)} "{name}"' if name else _qualified(plural, group)
+    return ApiStatus(403, "Forbidden", f"{what} is forbidden: {why}", details)
 
 
 def expired(oldest: int, asked: int) -> ApiStatus:

@@ -17,12 +17,14 @@ SUBRESOURCE_VERBS: Final = {
     "eviction": ("create",),
     "finalize": ("update",),
     "log": ("get",),
+    "token": ("create",),
 }
 #: Subresources that speak in objects of another kind: group, version, kind.
 SUBRESOURCE_KINDS: Final = {
     "binding": ("", "v1", "Binding"),
     "eviction": ("policy", "v1", "Eviction"),
     "scale": ("autoscaling", "v1", "Scale"),
+    "token": ("authentication.k8s.io", "v1", "TokenRequest"),
 }
 
 
@@ -140,7 +142,7 @@ BUILT_IN: Final = (
     ),
     Kind("", "v1", "resourcequotas", "ResourceQuota", short_names=("quota",), subresources=("status",)),
     Kind("", "v1", "secrets", "Secret"),
-    Kind("", "v1", "serviceaccounts", "ServiceAccount", short_names=("sa",)),
+    Kind("", "v1", "serviceaccounts", "ServiceAccount", short_names=("sa",), subresources=("token",)),
     Kind("", "v1", "services", "Service", short_names=("svc",), categories=("all",), subresources=("status",)),
     Kind("apps", "v1", "controllerrevisions", "ControllerRevision"),
     Kind(

@@ -42,7 +42,8 @@ _SERVER_SET: Final = ("uid", "creationTimestamp", "generation", "deletionTimesta
 
 def timestamp(moment: datetime) -> str:
     """A moment as objects carry it."""
-    return f"{moment.astimezone(UTC).isoformat(timespec='seconds')[:-6]}Z"
+    there = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
+    return f"{there.isoformat()[:19]}Z"
 
 
 class Registry:

@@ -35,7 +35,7 @@ ROOTS = {
     "ValidatingAdmissionPolicy ValidatingAdmissionPolicyBinding ValidatingWebhookConfiguration",
     "apiextensions": "CustomResourceDefinition",
     "apps": "ControllerRevision DaemonSet Deployment ReplicaSet StatefulSet",
-    "authentication": "SelfSubjectReview",
+    "authentication": "SelfSubjectReview TokenRequest TokenReview",
     "authorization": "LocalSubjectAccessReview SelfSubjectAccessReview SelfSubjectRulesReview SubjectAccessReview",
     "autoscaling": "HorizontalPodAutoscaler",
     "autoscalingv1": "Scale",

@@ -106,6 +106,15 @@ async def test_a_quiet_node_is_tainted_and_loses_its_pods_after_five_minutes(clu
     assert cluster.get("loyal")["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
+async def test_a_renewed_lease_is_a_sign_of_life_at_its_own_time(cluster: Cluster) -> None:
+    await cluster.clock.advance(43)
+    await cluster.nodes["n-1"].stop()
+    await cluster.clock.advance(40)
+    assert cluster.ready("n-1") == ("True", "KubeletReady")
+    await cluster.clock.advance(20)
+    assert cluster.ready("n-1") == ("Unknown", "NodeStatusUnknown")
+
+
 async def test_a_node_that_comes_back_in_time_keeps_its_pods(cluster: Cluster) -> None:
     await cluster.pod("p", "n-1")
     await cluster.nodes["n-1"].stop()

@@ -17,7 +17,7 @@ TYPES = {
     "apply": "application/apply-patch+yaml",
 }
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
-REQUEST = {"do", "body", "raw", "type", "accept", "token"}
+REQUEST = {"do", "body", "raw", "type", "accept", "token", "as"}
 EXPECTED = {"eventually", "status", "reason", "message", "object", "text", "header", "keep"}
 WATCH = {"watch", "accept", "during", "events", "status"}
 
@@ -49,6 +49,8 @@ class Play:
         method, path = told["do"].split(" ", 1)
         body = told["raw"].encode() if "raw" in told else json.dumps(told["body"]).encode() if "body" in told else None
         headers = {"Accept": _accept(told)}
+        if "as" in told:
+            headers["Impersonate-User"] = told["as"]
         if body is not None:
             headers["Content-Type"] = TYPES.get(told.get("type", "json"), told.get("type", "json"))
         return self._connection.request(method, path, body, headers, token=told.get("token"))

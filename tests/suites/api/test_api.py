@@ -8,6 +8,7 @@ Each case has a namespace of its own, `{ns}`; objects without a namespace carry 
     type        json (unless told), merge, strategic, json-patch, apply, or a media type
     accept      table, or a media type; JSON unless told
     token       be whoever this bearer token stands for, instead of the administrator
+    as          the administrator speaks for this user
 
 with what must come of it: `status` always, and where told
 

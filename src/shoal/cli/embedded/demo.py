@@ -70,13 +70,25 @@ def _folder() -> Path:
     raise click.ClickException("the examples are not here: give their folder with --examples")
 
 
-async def _play(folder: Path, policy: str, directory: Path) -> list[str]:
+def _expected(folder: Path) -> dict[str, dict[str, Any]]:
+    """What should become of each example."""
     import yaml
 
+    path = folder / "expected.yaml"
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise click.ClickException(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict) or not all(isinstance(outcomes, dict) for outcomes in content.values()):
+        raise click.ClickException(f"{path}: write what becomes of the pods of each file, as in the examples")
+    return content
+
+
+async def _play(folder: Path, policy: str, directory: Path) -> list[str]:
     from shoal.cli.embedded.cluster import Cluster, Plan
     from shoal.embedded.nodes.cluster import few
 
-    expected: dict[str, dict[str, Any]] = yaml.safe_load((folder / "expected.yaml").read_text(encoding="utf-8"))
+    expected = _expected(folder)
     started = time.monotonic()
     _progress("starting a cluster")
     async with Cluster(Plan(few(NODES, GPUS), policy=policy), directory) as cluster, cluster.client() as client:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,10 +58,13 @@ def up(
     """
     from shoal.cli.embedded.cluster import Plan
     from shoal.embedded.nodes.cluster import few, read_file
-    from shoal.embedded.nodes.errors import ClusterError
+    from shoal.embedded.nodes.errors import ClusterError, NodesError
     from shoal.placement.errors import PolicyError
     from shoal.placement.policies import policy_named
 
+    given = [name for name in ("nodes", "gpus") if _is_given(name)]
+    if cluster_file and given:
+        raise click.UsageError(f"--cluster-file tells the nodes and their cards: leave out --{given[0]}")
     logging.basicConfig(level=logging.INFO if verbose else logging.ERROR)
     try:
         specs = read_file(cluster_file) if cluster_file else few(nodes, gpus)
@@ -72,7 +76,32 @@ def up(
     with contextlib.ExitStack() as stack:
         if directory is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
-        asyncio.run(_serve(plans, directory))
+        try:
+            stack.enter_context(_own(directory))
+            asyncio.run(_serve(plans, directory))
+        except OSError as error:
+            where = error.filename or directory
+            raise click.ClickException(f"{where}: {error.strerror or error}: give another --directory") from error
+        except NodesError as error:
+            raise click.ClickException(str(error)) from error
+
+
+def _is_given(parameter: str) -> bool:
+    source = click.get_current_context().get_parameter_source(parameter)
+    return source is not click.core.ParameterSource.DEFAULT
+
+
+@contextlib.contextmanager
+def _own(directory: Path) -> Iterator[None]:
+    """Keep others from the directory while the block lasts, however it ends: the lock goes with the process."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            why = f"another shoal up runs in {directory}: end it, or give another --directory"
+            raise click.ClickException(why) from None
+        yield
 
 
 async def _serve(plans: Sequence[Plan], directory: Path) -> None:

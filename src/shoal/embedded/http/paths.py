@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.embedded.errors import method_not_allowed, no_such_path
-from shoal.embedded.kinds import Catalogue, Kind
+from shoal.embedded.errors import ApiStatus, method_not_allowed, no_such_path
+from shoal.embedded.kinds import PODS, Catalogue, Kind
 
 _OF_NAMESPACES: Final = ("status", "finalize")
+#: Parts of pods that need a container which runs a program.
+_OF_PROGRAMS: Final = ("attach", "ephemeralcontainers", "exec", "portforward", "proxy")
 
 
 class NoSuchGroupError(Exception):
@@ -43,11 +45,18 @@ def resolve(path: list[str], catalogue: Catalogue) -> Target:
         raise no_such_path()
     name = rest[1] if len(rest) > 1 else ""
     subresource = rest[2] if len(rest) > 2 else ""
+    if kind.key == PODS.key and subresource in _OF_PROGRAMS:
+        raise _no_program(subresource)
     if subresource and subresource not in kind.subresources:
         raise no_such_path()
     if name and kind.namespaced and not namespace:
         raise no_such_path()
     return Target(kind, namespace, name, subresource)
+
+
+def _no_program(subresource: str) -> ApiStatus:
+    why = f"the containers of this cluster are simulated and run no program, so pods have no {subresource}"
+    return ApiStatus(405, "MethodNotAllowed", f"{why}: kubectl logs shows what a container was given", {})
 
 
 def require_namespace(target: Target) -> None:

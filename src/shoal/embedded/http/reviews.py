@@ -1,4 +1,4 @@
-"""Questions about access: whoever holds the token may do everything, and is told so."""
+"""Questions about access: who somebody is, and what they may do."""
 
 from __future__ import annotations
 
@@ -6,24 +6,71 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from shoal.embedded.access.asked import Asked
+from shoal.embedded.access.gate import Gate
+from shoal.embedded.access.rbac import rules_of
+from shoal.embedded.access.tokens import ISSUER
+from shoal.embedded.access.users import User
+from shoal.embedded.errors import ApiStatus
 from shoal.embedded.http import bodies
 from shoal.embedded.http.answers import answer
+from shoal.embedded.store import Object, Store
 
-_USER: Final = {"username": "admin", "groups": ["system:masters", "system:authenticated"]}
-_ACCESS: Final = ("selfsubjectaccessreviews", "subjectaccessreviews", "localsubjectaccessreviews")
+_AUTHORIZATION: Final = ["apis", "authorization.k8s.io", "v1"]
+_AUTHENTICATION: Final = ["apis", "authentication.k8s.io", "v1"]
 
 
-async def review(request: web.Request, path: list[str]) -> web.Response | None:
+async def review(request: web.Request, path: list[str], user: User, gate: Gate, store: Store) -> web.Response | None:
     """The answer to a review; None if the path is not one."""
-    if path[:3] == ["apis", "authorization.k8s.io", "v1"] and path[-1] in _ACCESS:
-        return await _answered(request, {"allowed": True})
-    if path == ["apis", "authorization.k8s.io", "v1", "selfsubjectrulesreviews"]:
-        rules = [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]
-        return await _answered(request, {"resourceRules": rules, "nonResourceRules": [], "incomplete": False})
-    if path == ["apis", "authentication.k8s.io", "v1", "selfsubjectreviews"]:
-        return await _answered(request, {"userInfo": _USER})
+    api, question = path[:3], path[-1]
+    if api == _AUTHENTICATION and question == "selfsubjectreviews":
+        return await _answered(request, lambda _: {"userInfo": user.info()})
+    if api == _AUTHENTICATION and question == "tokenreviews":
+        return await _answered(request, lambda spec: _token(gate, spec))
+    if api != _AUTHORIZATION:
+        return None
+    if question == "selfsubjectaccessreviews":
+        return await _answered(request, lambda spec: _access(gate, user, spec))
+    if question == "selfsubjectrulesreviews":
+        return await _answered(request, lambda spec: _rules(store, user, spec))
+    if question == "subjectaccessreviews" or (question == "localsubjectaccessreviews" and len(path) == 6):
+        return await _answered(request, lambda spec: _access(gate, _subject(spec), spec))
     return None
 
 
-async def _answered(request: web.Request, status: dict[str, Any]) -> web.Response:
-    return answer({**await bodies.read_any(request, "review"), "status": status}, 201)
+def _access(gate: Gate, user: User, spec: Object) -> dict[str, Any]:
+    resource, path = spec.get("resourceAttributes"), spec.get("nonResourceAttributes")
+    if path is not None:
+        wanted = Asked(path.get("verb", ""), path=path.get("path", ""))
+    else:
+        told = resource or {}
+        parts = ("verb", "group", "resource", "subresource", "namespace", "name")
+        wanted = Asked(**{part: str(told.get(part) or "") for part in parts})
+    allowed, reason = gate.decide(user, wanted)
+    return {"allowed": allowed} | ({"reason": reason} if reason else {})
+
+
+def _subject(spec: Object) -> User:
+    return User(spec.get("user") or "", tuple(spec.get("groups") or ()), spec.get("uid") or "")
+
+
+def _rules(store: Store, user: User, spec: Object) -> dict[str, Any]:
+    rules = rules_of(store, user, spec.get("namespace") or "")
+    return {
+        "resourceRules": [rule for rule in rules if "resources" in rule],
+        "nonResourceRules": [rule for rule in rules if "nonResourceURLs" in rule],
+        "incomplete": False,
+    }
+
+
+def _token(gate: Gate, spec: Object) -> dict[str, Any]:
+    try:
+        user = gate.user(f"Bearer {spec.get('token') or ''}")
+    except ApiStatus:
+        return {"user": {}, "error": "invalid bearer token"}
+    return {"authenticated": True, "user": user.info(), "audiences": [ISSUER]}
+
+
+async def _answered(request: web.Request, status: Any) -> web.Response:
+    given = await bodies.read_any(request, "review")
+    return answer({**given, "status": status(given.get("spec") or {})}, 201)

@@ -6,7 +6,6 @@ One handler takes every path, since kinds come and go with their definitions.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from dataclasses import replace
 from typing import Any, Final
@@ -15,6 +14,9 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from shoal.embedded import subresources
+from shoal.embedded.access.asked import asked
+from shoal.embedded.access.gate import Gate
+from shoal.embedded.access.users import User
 from shoal.embedded.deletion import DeleteOptions, Deletion, read_options
 from shoal.embedded.errors import ApiStatus, method_not_allowed
 from shoal.embedded.http import bodies, openapi, patches
@@ -49,9 +51,9 @@ class Server:
         #: Where the logs of containers are; the nodes fill it.
         self.logs = LogSources()
         self.address = ""
+        self.gate = Gate(registry, token)
         self._registry = registry
         self._deletion = deletion
-        self._token = token
         self._readers: set[asyncio.Task[object]] = set()
 
     def application(self) -> web.Application:
@@ -81,8 +83,9 @@ class Server:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         path = [unquote(part) for part in request.rel_url.raw_path.strip("/").split("/")]
+        user = None
         if path[0] not in _OPEN or "Authorization" in request.headers:
-            self._authenticate(request)
+            user = self._enter(request, path)
         if path[0] in _HEALTH:
             return web.Response(text="ok")
         if path == ["version"]:
@@ -95,8 +98,8 @@ class Server:
             found = discover(request, path, self._registry.catalogue, self.address)
             if found is not None:
                 return found
-        if request.method == "POST":
-            reviewed = await review(request, path)
+        if request.method == "POST" and user is not None:
+            reviewed = await review(request, path, user, self.gate, self._registry.store)
             if reviewed is not None:
                 return reviewed
         if path[:2] == ["api", "v1"] and path[-1] == "bindings" and len(path) == 5 and request.method == "POST":
@@ -117,10 +120,17 @@ class Server:
         done = subresources.bind(self._registry, namespace, name, binding, dry_run=dry_run(request))
         return answer(done, 201)
 
-    def _authenticate(self, request: web.Request) -> None:
-        kind, _, token = request.headers.get("Authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), self._token.encode()):
-            raise ApiStatus(401, "Unauthorized", "Unauthorized")
+    def _enter(self, request: web.Request, path: list[str]) -> User:
+        """Who asks, or for whom; 401 for nobody, 403 for somebody who may not."""
+        headers = request.headers
+        user = self.gate.user(headers.get("Authorization", ""))
+        groups = headers.getall("Impersonate-Group", [])
+        user = self.gate.spoken_for(
+            user, headers.get("Impersonate-User", ""), groups, headers.get("Impersonate-Uid", "")
+        )
+        if not user.is_master:
+            self.gate.require(user, asked(request.method, path, request.query))
+        return user
 
     def _openapi(self, path: list[str]) -> web.Response:
         catalogue = self._registry.catalogue
@@ -219,7 +229,7 @@ class Server:
 
     async def _part(self, request: web.Request, target: Target) -> web.StreamResponse:
         """A subresource."""
-        if target.subresource in ("binding", "eviction"):
+        if target.subresource in ("binding", "eviction", "token"):
             return await self._act(request, target)
         if target.subresource == "scale":
             return await self._scale(request, target)
@@ -269,6 +279,8 @@ class Server:
         dry = dry_run(request)
         if target.subresource == "binding":
             done = subresources.bind(self._registry, target.namespace, target.name, body, dry_run=dry)
+        elif target.subresource == "token":
+            done = self.gate.tokens.request(target.namespace, target.name, body)
         else:
             done = subresources.evict(self._registry, self._deletion, target.namespace, target.name, body, dry_run=dry)
         return answer(done, 201)

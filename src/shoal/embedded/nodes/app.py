@@ -16,13 +16,16 @@ from shoal.embedded.kinds import PODS
 from shoal.embedded.logs import LogSources
 from shoal.embedded.nodes.clock import Clock, WallClock
 from shoal.embedded.nodes.cluster import NodeSpec
+from shoal.embedded.nodes.devices.plugins import socket_address
 from shoal.embedded.nodes.errors import NodesError
+from shoal.embedded.nodes.faults import Faults
 from shoal.embedded.nodes.host import Folders, Host
 from shoal.embedded.nodes.kubelet import Kubelet
 from shoal.embedded.nodes.lifecycle import NodeLifecycle
 from shoal.embedded.nodes.pods.states import Timing
 from shoal.embedded.recorder import Recorder
 from shoal.embedded.registry import Registry
+from shoal.gpu.simulated import SimulatedNvml
 
 #: Nodes that started at once do not all give signs of life at once; this is how often somebody looks who is due.
 _TICK: Final = timedelta(seconds=1)
@@ -68,6 +71,7 @@ class Nodes:
         self._wake = asyncio.Event()
         self._pods_changed = asyncio.Event()
         self._lifecycle = NodeLifecycle(api.registry, api.deletion, self._recorder, self._clock) if lifecycle else None
+        self._faults = Faults(api.registry, self._recorder, self._cards)
         self._tasks: list[asyncio.Task[None]] = []
         for spec in specs:
             self._make(spec)
@@ -86,6 +90,7 @@ class Nodes:
         if spec.name in self._kubelets:
             raise NodesError(f"there is a node {spec.name!r} already: choose another name")
         folders = Folders(self._directory / spec.name)
+        socket_address(folders.pod_resources)  # better now than when it is used
         host = Host(spec, next(self._numbers), folders, self._clock)
         leases = self._api.registry.catalogue.find("coordination.k8s.io", "v1", "leases")
         if leases is None:
@@ -122,7 +127,7 @@ class Nodes:
         for kubelet in self._kubelets.values():
             self._api.logs.add(kubelet.name, kubelet.host)
             await kubelet.start()
-        loops = [self._follow_pods(version), self._beat()]
+        loops = [self._follow_pods(version), self._beat(), self._faults.run()]
         if self._lifecycle is not None:
             loops.append(self._lifecycle.run())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
@@ -150,6 +155,10 @@ class Nodes:
         kubelet = self._kubelets.pop(name)
         self._api.logs.remove(name)
         await kubelet.stop()
+
+    def _cards(self, node: str) -> SimulatedNvml | None:
+        kubelet = self._kubelets.get(node)
+        return kubelet.host.nvml if kubelet else None
 
     async def _follow_pods(self, version: int) -> None:
         """The one watch: every change of a pod goes to the kubelet of its node."""

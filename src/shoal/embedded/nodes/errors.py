@@ -15,6 +15,10 @@ class WorkloadError(NodesError, ValueError):
     """A pod's description of what it simulates that cannot be read."""
 
 
+class FaultError(NodesError, ValueError):
+    """A fault that cannot be played on a card."""
+
+
 class AllocationError(NodesError):
     """Devices that a container cannot have, in kubelet's words."""
 

@@ -100,10 +100,12 @@ def stays(pod: Mapping[str, Any], taints: Iterable[Mapping[str, Any]]) -> float 
 
 @dataclass(slots=True)
 class _Life:
-    """The last sign of life of a node, and when it was seen."""
+    """The last sign of life of a node, when it was seen, and the objects that were looked at last."""
 
     sign: tuple[Any, ...]
     seen: datetime
+    node: Object
+    lease: Object | None
 
 
 class NodeLifecycle:
@@ -150,13 +152,16 @@ class NodeLifecycle:
 
     def _look_at(self, node: Object, now: datetime) -> Object:
         name = node["metadata"]["name"]
-        lease = self._registry.store.get(_LEASES, (LEASE_NAMESPACE, name)) or {}
-        heartbeats = [one.get("lastHeartbeatTime") for one in (node.get("status") or {}).get("conditions") or ()]
-        sign = (node["metadata"]["uid"], (lease.get("spec") or {}).get("renewTime"), *heartbeats)
+        lease = self._registry.store.get(_LEASES, (LEASE_NAMESPACE, name))
         life = self._lives.get(name)
+        if life is not None and life.node is node and life.lease is lease and now - life.seen <= self._quiet:
+            return node  # as the last look left it
+        heartbeats = [one.get("lastHeartbeatTime") for one in (node.get("status") or {}).get("conditions") or ()]
+        sign = (node["metadata"]["uid"], ((lease or {}).get("spec") or {}).get("renewTime"), *heartbeats)
         if life is None or life.sign != sign:
-            self._lives[name] = _Life(sign, now)
-        elif now - life.seen > self._quiet:
+            life = self._lives[name] = _Life(sign, now, node, lease)
+        life.node, life.lease = node, lease
+        if now - life.seen > self._quiet:
             node = self._silence(node, now)
         taints = taints_of(node, now)
         if taints == (node["spec"].get("taints") or []):

@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from shoal.embedded.patch.json_values import same
 from shoal.embedded.patch.schema import KEY_DEFAULTS, Field, member_of
 
 Path = tuple[str, ...]
+_KEPT: Final = 512
+#: What `encoded` made of late, by identity: most of it comes back to `decoded` as it is. Each is kept, so that no other
+#: object can have its identity.
+_ENCODED: Final[dict[int, tuple[dict[str, Any], frozenset[Path]]]] = {}
 
 
 class ElementError(Exception):
@@ -119,14 +123,23 @@ def with_parents(paths: Iterable[Path]) -> set[Path]:
     return result
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=_KEPT)
 def encoded(paths: frozenset[Path]) -> dict[str, Any]:
     """The paths as `fieldsV1`. Objects of one shape have the same: it is shared, and not to be changed."""
-    return _fields(_tree(paths))
+    fields = _fields(_tree(paths))
+    if len(_ENCODED) >= _KEPT:
+        _ENCODED.clear()
+    _ENCODED[id(fields)] = fields, paths
+    return fields
 
 
-def decoded(fields: Any) -> list[Path]:
+def decoded(fields: Any) -> frozenset[Path]:
     """The paths of a `fieldsV1`."""
+    known = _ENCODED.get(id(fields))
+    return known[1] if known is not None else frozenset(_decoded(fields))
+
+
+def _decoded(fields: Any) -> list[Path]:
     paths: list[Path] = []
     todo: list[tuple[Path, Any]] = [((), fields)]
     while todo:

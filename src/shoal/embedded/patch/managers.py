@@ -114,6 +114,6 @@ def _record(entry: dict[str, Any]) -> Record:
         version=str(entry.get("apiVersion", "")),
         subresource=str(entry.get("subresource", "")),
         time=str(entry.get("time", "")),
-        paths=frozenset(decoded(entry.get("fieldsV1"))),
+        paths=decoded(entry.get("fieldsV1")),
         stored=entry,
     )

@@ -33,6 +33,15 @@ class Entry:
     #: By NUMA node.
     devices: Mapping[int, tuple[str, ...]]
     response: bytes
+    #: As JSON and as kubelet's debug printer writes it: both are needed again with every other entry that comes.
+    _written: list[tuple[msgspec.Raw, str]] = field(default_factory=list, init=False, compare=False, repr=False)
+
+    @property
+    def written(self) -> tuple[msgspec.Raw, str]:
+        """The entry in the file, and for the checksum."""
+        if not self._written:
+            self._written.append((msgspec.Raw(msgspec.json.encode(_in_file(self))), _printed(self)))
+        return self._written[0]
 
     @property
     def ids(self) -> frozenset[str]:
@@ -68,18 +77,19 @@ class _File(msgspec.Struct, frozen=True):
 
 def encode(checkpoint: Checkpoint) -> bytes:
     """The file's content."""
-    entries = [
-        _Entry(
-            PodUID=one.pod_uid,
-            ContainerName=one.container,
-            ResourceName=one.resource,
-            DeviceIDs={str(numa): list(devices) for numa, devices in one.devices.items()},
-            AllocResp=base64.b64encode(one.response).decode(),
-        )
-        for one in checkpoint.entries
-    ]
-    data = _Data(entries or None, {name: list(devices) for name, devices in checkpoint.registered.items()})
-    return msgspec.json.encode(_File(data, checksum(checkpoint)))
+    entries = [one.written[0] for one in checkpoint.entries]
+    data = {"PodDeviceEntries": entries or None, "RegisteredDevices": checkpoint.registered}
+    return msgspec.json.encode({"Data": data, "Checksum": checksum(checkpoint)})
+
+
+def _in_file(one: Entry) -> _Entry:
+    return _Entry(
+        PodUID=one.pod_uid,
+        ContainerName=one.container,
+        ResourceName=one.resource,
+        DeviceIDs={str(numa): list(devices) for numa, devices in one.devices.items()},
+        AllocResp=base64.b64encode(one.response).decode(),
+    )
 
 
 def decode(content: bytes) -> Checkpoint:
@@ -109,7 +119,7 @@ def _entry(one: _Entry) -> Entry:
 def checksum(checkpoint: Checkpoint) -> int:
     """kubelet's checksum: FNV-1a over the data as its debug printer writes it."""
     pieces = ["(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)"]
-    pieces += _listed(map(_printed, checkpoint.entries)) if checkpoint.entries else ["<nil>"]
+    pieces += _listed(one.written[1] for one in checkpoint.entries) if checkpoint.entries else ["<nil>"]
     pieces.append(" RegisteredDevices:(map[string][]string)map")
     pieces += _listed(f"{name}:[{' '.join(ids)}]" for name, ids in sorted(checkpoint.registered.items()))
     return _fnv([*pieces, "}"])

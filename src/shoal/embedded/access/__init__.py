@@ -1,0 +1,1 @@
+"""Who asks, and what they may do: tokens, impersonation and RBAC as the real server has them."""
