@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from shoal import __version__
+from shoal.cli.inspect.command import inspect
 from shoal.cli.main import main
 
 COMMANDS = main.list_commands(click.Context(main))
@@ -44,6 +45,20 @@ def test_the_list_says_what_the_command_says_of_itself(name: str):
     listed = CliRunner().invoke(main, ["--help"], terminal_width=200).output
     assert command is not None
     assert command.get_short_help_str(200) in listed
+
+
+@pytest.mark.parametrize("name", ["", "inspect", "top", "policy", "doctor"])
+def test_help_teaches_by_example(name: str):
+    output = CliRunner().invoke(main, [*name.split(), "--help"]).output
+    example = "kubectl inspect gpushare " if name == "inspect" else f"shoal {name}"
+    assert sum(line.strip().startswith(example) for line in output.splitlines()) >= 2
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_the_plugin_of_kubectl_has_help(option: str):
+    result = CliRunner().invoke(inspect, [option])
+    assert result.exit_code == 0
+    assert "kubectl inspect gpushare -d node-1" in result.output
 
 
 def test_help_loads_nothing_heavy():

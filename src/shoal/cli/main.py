@@ -56,4 +56,15 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="shoal")
 def main() -> None:
-    """Share GPUs on Kubernetes: by memory, by compute, by MPS client or whole, on one ledger."""
+    """Share GPUs on Kubernetes: by memory, by compute, by MPS client or whole, on one ledger.
+
+    \b
+    shoal demo                     see it work, without a cluster and without a GPU
+    shoal up                       a cluster to play with; prints its kubeconfig
+    shoal inspect                  how full each card is
+    shoal why trainer-0            why a pod waits, or why it is where it is
+    shoal what-if -f pod.yaml      would it fit, and where
+    shoal doctor                   what is wrong, with the fix
+
+    `shoal COMMAND --help` has more examples.
+    """

@@ -203,6 +203,39 @@ def test_why_tells_the_same_live_and_from_a_snapshot(live: Live, tmp_path: Path)
     assert waits["unplaced"]["message"] == waits["condition"]
 
 
+def test_a_snapshot_for_other_programs(live: Live, tmp_path: Path) -> None:
+    live.nodes({"n-0": {"gpus": 2}})
+    place = ("--kubeconfig", live.way.api.kubeconfig())
+    for name in ("-", "json"):
+        printed = shoal("snapshot", "-o", name, *place)
+        assert printed.exit_code == 0
+        assert json.loads(printed.stdout)["kind"] == "ShoalSnapshot"
+        assert printed.stderr.startswith("standard output: 1 node and ")
+    file = tmp_path / "s.json"
+    file.write_text(printed.stdout)
+    assert shoal("policy", "show", "--snapshot", file).stdout == shoal("policy", "show", *place).stdout
+    refused = shoal("snapshot", "-o", "yaml", *place)
+    assert refused.exit_code == 2
+    assert "write -o json" in refused.stderr
+
+
+def test_events_are_those_of_the_pod_that_is_there(live: Live) -> None:
+    """Another pod of the same name was there before it."""
+    live.nodes({"n-0": {"gpus": 1}})
+    for mem, reason in ((40, "FailedScheduling"), (4, "Scheduled")):
+        live.cluster.create(shorthand.pod("p", {"mem": mem}))
+        live.settled("p")
+        live.cluster.wait(lambda: "" if _reasons(live) else "no event yet")
+        assert _reasons(live) == {reason}
+        live.remove("p")
+
+
+def _reasons(live: Live) -> set[str]:
+    """Of the pod's events."""
+    told = json.loads(shoal("why", "p", "-o", "json", *live.place).stdout)
+    return {event["reason"] for event in told["events"]} & {"Scheduled", "FailedScheduling"}
+
+
 def test_an_unreachable_cluster_is_told(tmp_path: Path) -> None:
     config = tmp_path / "config"
     cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}

@@ -94,6 +94,28 @@ def test_a_difference_for_programs(packed: Small, tmp_path: Path) -> None:
     assert told["measureBefore"]["fragmented"] == 100.0
 
 
+def test_a_namespace_chooses_who_is_told(packed: Small, tmp_path: Path) -> None:
+    other = packed.facts.pods[1]
+    meta = msgspec.structs.replace(other.metadata, namespace="team")
+    pods = (packed.facts.pods[0], msgspec.structs.replace(other, metadata=meta), packed.facts.pods[2])
+    packed.facts = msgspec.structs.replace(packed.facts, pods=pods)
+    file = packed.save(tmp_path / "s")
+    for command in (["what-if", "--policy", "spread"], ["policy", "diff", "binpack", "spread"]):
+        ours = shoal(*command, "-n", "team", "--snapshot", file).stdout
+        assert "3 pods with cards, placed anew" in ours
+        assert "team/b" in ours
+        assert "\n0 pods of namespace team have the same place.\n" in ours
+        theirs = shoal(*command, "-n", "default", "--snapshot", file).stdout
+        assert "team/b" not in theirs
+        assert "Every pod of namespace default has the same place." in theirs
+        assert "No pod of namespace nobody has cards." in shoal(*command, "-n", "nobody", "--snapshot", file).stdout
+        everybody = shoal(*command, "--snapshot", file).stdout
+        assert shoal(*command, "-A", "-n", "team", "--snapshot", file).stdout == everybody
+        assert "team/b" in everybody
+        told = json.loads(shoal(*command, "-n", "default", "-o", "json", "--snapshot", file).stdout)
+        assert (told["namespace"], told["moved"], told["same"]) == ("default", [], 2)
+
+
 def test_an_unknown_policy_is_refused_with_the_choice(packed: Small, tmp_path: Path) -> None:
     file = packed.save(tmp_path / "s")
     for command in (["policy", "diff", "binpack", "best"], ["what-if", "--policy", "best"]):

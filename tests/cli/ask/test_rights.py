@@ -1,12 +1,14 @@
 """The commands with few rights: a viewer's are enough, and with less it is said what is not known."""
 
 import json
+import uuid
 from pathlib import Path
 
 import yaml
 
 from tests.cli.ask.small import shoal
 from tests.suites.scheduling import shorthand
+from tests.suites.scheduling.cluster import Cluster
 from tests.testbed.control_plane import ControlPlane
 
 VIEWER = Path(__file__).parents[3] / "deploy" / "rbac" / "viewer.yaml"
@@ -37,6 +39,33 @@ def test_a_viewer_lacks_the_lists_of_sick_cards_alone(plane: ControlPlane, tmp_p
     assert shoal("snapshot", "-o", file, "--kubeconfig", config).exit_code == 0
     assert json.loads(file.read_text())["facts"]["missing"]
     assert "there is no pod 'x'" in shoal("why", "x", "--kubeconfig", config).stderr
+
+
+def test_every_command_runs_with_the_rights_of_a_viewer(plane: ControlPlane, tmp_path: Path) -> None:
+    plane.api.kubectl("apply", "-f", str(VIEWER))
+    cluster = Cluster(plane.api, f"viewed-{uuid.uuid4().hex[:6]}")
+    cluster.create({"kind": "Node", **shorthand.node("viewed", {"gpus": 1}, mib=False)})
+    cluster.create(shorthand.pod("viewed", {"mem": 1}))
+    place = ("--kubeconfig", plane.api.kubeconfig("viewer", ["shoal-viewers"]))
+    for command in (
+        ("inspect",),
+        ("inspect", "-d", "viewed"),
+        ("inspect", "-o", "json", "-n", cluster.namespace),
+        ("top", "--once"),
+        ("top", "-o", "json"),
+        ("why", "viewed", "-n", cluster.namespace),
+        ("why", "viewed", "-A"),
+        ("what-if", "--policy", "spread"),
+        ("policy", "show"),
+        ("policy", "diff", "binpack", "spread"),
+        ("snapshot", "-o", str(tmp_path / "s.json")),
+        ("snapshot", "-o", "-"),
+    ):
+        result = shoal(*command, *place)
+        assert result.exit_code == 0, (command, result.stderr)
+        told = [line for line in result.stderr.splitlines() if "may not" in line and "in kube-system" not in line]
+        assert told == [], command
+    cluster.close()
 
 
 def test_what_may_not_be_read_is_said(plane: ControlPlane) -> None:

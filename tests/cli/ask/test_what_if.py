@@ -57,6 +57,12 @@ def small() -> Small:
     return one
 
 
+def test_manifests_go_to_one_namespace(small: Small, tmp_path: Path) -> None:
+    result = shoal("what-if", "-f", "-", "-A", "--snapshot", small.save(tmp_path / "s"), stdin="")
+    assert result.exit_code == 2
+    assert "give it with -n instead of -A" in result.stderr
+
+
 def what_if(small: Small, path: Path, *manifests: dict[str, Any], options: tuple[str, ...] = ()) -> Any:
     """The answer to a file of manifests."""
     text = yaml.safe_dump_all(manifests)

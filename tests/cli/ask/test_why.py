@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from shoal.cli.main import main
+from shoal.kube.objects.pod import Pod
 from tests.cli.ask.small import Small, shoal
 
 TAINT = {"key": "team", "value": "a", "effect": "NoSchedule"}
@@ -69,6 +71,25 @@ def test_a_pod_that_waits(crowded: Path) -> None:
 
 def test_a_pod_that_is_placed(crowded: Path) -> None:
     assert shoal("why", "a", "--snapshot", crowded).stdout == PLACED
+
+
+def in_namespace(pod: Pod, namespace: str) -> Pod:
+    meta = msgspec.structs.replace(pod.metadata, namespace=namespace, uid=f"{namespace}-{pod.metadata.uid}")
+    return msgspec.structs.replace(pod, metadata=meta)
+
+
+def test_the_namespace_need_not_be_known(tmp_path: Path) -> None:
+    small = Small({"n1": {"gpus": 1}})
+    a, b = small.add("a", {"mem": 2}, place=False), small.add("b", {"mem": 2}, place=False)
+    pods = (in_namespace(a, "team"), in_namespace(b, "team"), in_namespace(b, "other"))
+    small.facts = msgspec.structs.replace(small.facts, pods=pods)
+    file = small.save(tmp_path / "s")
+    assert shoal("why", "a", "-A", "--snapshot", file).stdout.startswith("team/a waits for a node.")
+    several = shoal("why", "b", "-A", "--snapshot", file)
+    assert several.exit_code == 1
+    assert several.stderr == "Error: there are 2 pods 'b', in other, team: give the namespace with -n\n"
+    assert "there is no pod 'c' in any namespace: see" in shoal("why", "c", "-A", "--snapshot", file).stderr
+    assert "there is one in team: give it with -n" in shoal("why", "a", "--snapshot", file).stderr
 
 
 def test_for_programs(crowded: Path) -> None:
@@ -194,11 +215,11 @@ def test_an_unknown_policy_is_refused_with_the_choice(crowded: Path) -> None:
 
 def test_colours_are_for_terminals_that_want_them(crowded: Path) -> None:
     arguments = ["why", "web", "--snapshot", str(crowded)]
-    coloured, plain = (
-        CliRunner().invoke(main, arguments, color=True, env=env).stdout
-        for env in ({"NO_COLOR": None}, {"NO_COLOR": "1"})
+    coloured, plain, dumb = (
+        CliRunner().invoke(main, arguments, color=True, env={"NO_COLOR": none, "TERM": term}).stdout
+        for none, term in ((None, "xterm"), ("1", "xterm"), (None, "dumb"))
     )
-    assert click.unstyle(coloured) == plain == WAITS
+    assert click.unstyle(coloured) == plain == dumb == WAITS
     assert "\x1b[31m" in coloured
 
 

@@ -25,7 +25,8 @@ class Cluster:
     def __init__(self, api: Api) -> None:
         self.api = api
         self._connection = Connection(api.kubeconfig())
-        self._namespaces = {"default"}
+        there = self.demand("GET", "/api/v1/namespaces")["items"]
+        self._namespaces = {one["metadata"]["name"] for one in there} | {"default"}
         # No controller makes it here, and pods need it.
         body = json.dumps({"metadata": {"name": "default"}}).encode()
         path = "/api/v1/namespaces/default/serviceaccounts"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -107,6 +108,53 @@ def test_the_unit_can_be_said(cluster: Cluster) -> None:
     assert "GPU Memory(MiB)" in said
     assert "8/80 (10%)" in said
     assert json.loads(cluster.inspect("--memory-unit", "MiB", "-o", "json").output)["allocatedMiB"] == 8
+
+
+TEAMS: dict[str, dict[str, Any]] = {
+    "ours": {"node": "n1", "mem": 3, "index": 1, "namespace": "team"},
+    "ours-lost": {"node": "n1", "mem": 2, "namespace": "team"},
+    "ours-later": {"mem": 20, "namespace": "team", "why": "no room"},
+    "theirs": {"node": "n1", "mem": 4, "index": 1},
+    "theirs-lost": {"node": "n1", "mem": 5},
+    "theirs-later": {"mem": 21, "why": "no room"},
+}
+
+
+def test_a_namespace_chooses_who_is_named_not_what_is_counted(cluster: Cluster) -> None:
+    cluster.put(objects(TWO, TEAMS))
+    assert cluster.inspect("-n", "team").output == cluster.inspect().output
+    for arguments in (("-d",), ("-o", "wide"), ("-o", "json"), ("--pending",)):
+        everybody, ours = cluster.inspect(*arguments).output, cluster.inspect(*arguments, "-n", "team").output
+        assert "ours" in ours
+        assert "theirs" not in ours
+        assert "theirs" in everybody
+        assert cluster.inspect(*arguments, "-A").output == everybody
+        assert cluster.inspect(*arguments, "-A", "-n", "team").output == everybody
+    details = cluster.inspect("-d", "-n", "team").output
+    assert "Allocated :  14 (46%)" in details
+    assert re.search(r"^ours +team +0 +3 +0 +$", details, re.MULTILINE)
+    assert re.search(r"^ours-lost +team +0 +0 +2 +$", details, re.MULTILINE)
+    document = json.loads(cluster.inspect("-o", "json", "-n", "team").output)
+    assert document["namespace"] == "team"
+    assert document["allocatedMiB"] == 14 * 1024
+    assert document["nodes"][0]["gpus"][1]["allocatedMiB"] == 7 * 1024
+    assert [pod["name"] for pod in document["nodes"][0]["gpus"][1]["pods"]] == ["ours"]
+    assert [pod["name"] for pod in document["waiting"]] == ["ours-later"]
+
+
+def test_memory_of_pods_that_are_not_named_is_told(cluster: Cluster) -> None:
+    cluster.put(objects({"n1": TWO["n1"]}, {"lost": {"node": "n1", "mem": 4}}))
+    rows = cluster.inspect("-o", "wide", "-n", "team").stdout.splitlines()
+    assert rows[-1].split() == ["n1", "Ready", "?", "<none>", "<none>", "4", "<none>", "<none>", "<none>"]
+
+
+def test_a_namespace_without_pods_is_told(cluster: Cluster) -> None:
+    cluster.put(objects(TWO, PODS))
+    result = cluster.inspect("-d", "-n", "defualt")
+    assert result.exit_code == 0
+    assert result.stderr == "Note: no pod of namespace 'defualt' asks for a GPU here.\n"
+    assert cluster.inspect("-d", "-n", "default").stderr == ""
+    assert cluster.inspect("-d").stderr == ""
 
 
 def test_there_is_nothing_to_compare_use_with(cluster: Cluster) -> None:

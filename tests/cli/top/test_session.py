@@ -1,9 +1,11 @@
 """`shoal top` on a terminal, on a cluster that changes."""
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from shoal.cli.main import main
@@ -118,10 +120,65 @@ def test_once_needs_no_terminal(cluster: Cluster) -> None:
     assert "waits: default/waits: no room" in result.output
 
 
+def test_without_a_terminal_no_line_is_cut(cluster: Cluster) -> None:
+    why = "no room " * 100
+    cluster.put(objects(NODES, {"waits": {"mem": 20, "why": why}}))
+    result = CliRunner().invoke(main, ["top", "--once", "--kubeconfig", str(cluster.kubeconfig)])
+    assert result.output.splitlines()[-1] == f"waits: default/waits: {why}".rstrip()
+
+
+def test_for_programs_it_reads_once(cluster: Cluster) -> None:
+    cluster.put(objects(NODES, PODS))
+    place = ("--kubeconfig", str(cluster.kubeconfig))
+    result = CliRunner().invoke(main, ["top", "-o", "json", *place])
+    assert result.exit_code == 0
+    assert json.loads(result.output) == json.loads(cluster.inspect("-o", "json").output)
+    assert yaml.safe_load(CliRunner().invoke(main, ["top", "-o", "yaml", *place]).output) == json.loads(result.output)
+
+
+TEAM = {"ours": {"node": "n1", "mem": 3, "index": 0, "namespace": "team"}}
+
+
+def test_a_namespace_chooses_who_is_named(cluster: Cluster) -> None:
+    cluster.put(objects(NODES, PODS | TEAM))
+    place = ("--kubeconfig", str(cluster.kubeconfig))
+
+    def said(*arguments: str) -> str:
+        return CliRunner().invoke(main, ["top", "--once", *place, *arguments]).output
+
+    ours = said("--show", "pods", "-n", "team")
+    assert "pods 1, without a card 0; allocated 15/45 GiB (33%)" in ours
+    assert "namespace: team" in ours
+    assert "alpha" not in ours
+    assert "waits:" not in ours
+    cards = said("-n", "team")
+    assert "ours=3" in cards
+    assert "alpha=12" not in cards
+    assert "12/15" in cards
+    assert said("--show", "pods", "-A", "-n", "team") == said("--show", "pods")
+    assert "no pod of namespace 'nobody'" in said("-n", "nobody")
+    assert [pod["name"] for pod in json.loads(said("-o", "json", "-n", "team"))["nodes"][0]["gpus"][0]["pods"]] == [
+        "ours"
+    ]
+
+
+def test_it_begins_as_asked(cluster: Cluster) -> None:
+    cluster.put(objects(NODES, PODS | TEAM))
+    with on_terminal(["top", "--show", "pods", "-n", "team", "--kubeconfig", str(cluster.kubeconfig)]) as session:
+        seen = session.see("pods by name  namespace: team")
+        assert "GPU0=3" in seen
+        assert "alpha" not in seen
+        more = {"ours-too": TEAM["ours"] | {"mem": 1}, "beta": PODS["alpha"] | {"mem": 2}}
+        cluster.put(objects({}, more))
+        session.see("ours-too")
+        seen = session.see("allocated 18/45 GiB")
+        assert "beta" not in seen
+
+
 def test_without_a_terminal_it_says_what_to_do() -> None:
     result = CliRunner().invoke(main, ["top"])
     assert result.exit_code == 1
-    assert "use --once" in result.stderr
+    assert "use --once for one picture, or -o json" in result.stderr
 
 
 def test_a_cluster_that_is_gone_is_told(tmp_path: Path) -> None:

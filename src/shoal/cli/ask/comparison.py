@@ -42,8 +42,9 @@ def _tell(comparison: Comparison, *, everything: bool) -> None:
 
 
 def _moved(comparison: Comparison, *, everything: bool) -> None:
+    of = f" of namespace {comparison.namespace}" if comparison.namespace else ""
     if not comparison.moved:
-        say("\nEvery pod has the same place.", "green")
+        say(f"\nEvery pod{of} has the same place." if comparison.same else f"\nNo pod{of} has cards.", "green")
         return
     told = comparison.moved if everything else comparison.moved[:_PODS]
     rows = [["POD", comparison.before.upper(), comparison.after.upper()]]
@@ -52,7 +53,7 @@ def _moved(comparison: Comparison, *, everything: bool) -> None:
     more = len(comparison.moved) - len(told)
     if more:
         say(f"and {counted(more, 'more pod')}. --all tells every one.")
-    say(f"{counted(comparison.same, 'pod')} {'has' if comparison.same == 1 else 'have'} the same place.")
+    say(f"{counted(comparison.same, 'pod')}{of} {'has' if comparison.same == 1 else 'have'} the same place.")
 
 
 def _spot(spot: Spot | None) -> str:

@@ -1,18 +1,19 @@
-"""Which cluster a command asks, and in which namespace; what is said while it reads, and when it cannot."""
+"""Which cluster a command asks, and in which namespace; what is said when it cannot be read."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from shoal.cli.ask.patience import saying
 
 if TYPE_CHECKING:
     from shoal.kube.access.credentials import Access
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-#: What takes longer than this says that it is at work.
-_PATIENCE: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,18 @@ def in_namespace(command: Command) -> Command:
     )
 
 
+def across_namespaces(command: Command) -> Command:
+    """The options `-n` and `-A` of commands that show all namespaces; the command gets `namespace`, empty for all."""
+
+    @click.option("-n", "--namespace", default="", metavar="NAME", help="Only the pods of this namespace.")
+    @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="The pods of all namespaces: the default.")
+    @functools.wraps(command)
+    def with_namespace(*args: Any, namespace: str, everywhere: bool, **given: Any) -> Any:
+        return command(*args, namespace="" if everywhere else namespace, **given)
+
+    return with_namespace  # type: ignore[return-value]
+
+
 def ask(connection: Connection, question: Callable[[Client, str], Awaitable[T]], *, reading: str = "the cluster") -> T:
     """Put a question to the cluster. It gets the client and the namespace that the context names.
 
@@ -71,17 +81,25 @@ def ask(connection: Connection, question: Callable[[Client, str], Awaitable[T]],
     """
     from shoal.kube.errors import KubeError
 
+    answers: list[T] = []
+
+    async def run() -> None:
+        answers.append(await _ask(connection, question))
+
     try:
-        return asyncio.run(_ask(connection, question, reading))
+        with saying(f"reading {reading} …"):
+            # The loop must not see the answer: on its way out it makes a text of the main task's result.
+            asyncio.run(run())
     except KubeError as error:
         raise click.ClickException(str(error)) from error
+    return answers[0]
 
 
-async def _ask(connection: Connection, question: Callable[[Client, str], Awaitable[T]], reading: str) -> T:
+async def _ask(connection: Connection, question: Callable[[Client, str], Awaitable[T]]) -> T:
     from shoal.kube.client import Client
 
     access = connection.access()
-    async with Client(access) as client, _saying(f"reading {reading} …"):
+    async with Client(access) as client:
         try:
             return await question(client, access.namespace)
         finally:
@@ -94,17 +112,3 @@ async def _end_others() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-
-
-@contextlib.asynccontextmanager
-async def _saying(words: str) -> AsyncIterator[None]:
-    """On a terminal, say what goes on once it takes long, and take it back in the end."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    timer = asyncio.get_running_loop().call_later(_PATIENCE, lambda: click.echo(words, nl=False, err=True))
-    try:
-        yield
-    finally:
-        timer.cancel()
-        click.echo("\r\x1b[K", nl=False, err=True)

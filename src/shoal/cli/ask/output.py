@@ -29,9 +29,14 @@ def emit(document: object, form: str) -> None:
     click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), nl=False)
 
 
+def may_colour() -> bool:
+    """Whether terminals get colour. As no-color.org has it, any NO_COLOR that is not empty says no."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def styled(text: str, colour: str, *, bold: bool = False) -> str:
-    """Coloured text, unless NO_COLOR is set. Where the output is no terminal, click takes the colour out."""
-    return text if os.environ.get("NO_COLOR") else click.style(text, fg=colour, bold=bold)
+    """Coloured text where terminals get some. Where the output is no terminal, click takes the colour out."""
+    return click.style(text, fg=colour, bold=bold) if may_colour() else text
 
 
 def aligned(rows: Sequence[Sequence[str]], *, gap: int = 3) -> str:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shoal.cli.ask.connection import across_namespaces
 from shoal.cli.ask.output import aligned, emit, output
+from shoal.cli.ask.patience import saying
 from shoal.cli.ask.source import Source, sourced
 
 if TYPE_CHECKING:
@@ -54,14 +56,18 @@ def show(source: Source, form: str | None) -> None:
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
 @click.option("--all", "everything", is_flag=True, help="Tell every pod that differs.")
+@across_namespaces
 @sourced
 @output()
-def diff(first: str, second: str, everything: bool, source: Source, form: str | None) -> None:
+def diff(first: str, second: str, everything: bool, namespace: str, source: Source, form: str | None) -> None:
     """Place the cluster's pods anew under policy A and under policy B, and tell what differs. Nothing is moved.
 
     \b
     shoal policy diff fragmentation binpack
+    shoal policy diff fragmentation binpack -n research
     shoal policy diff binpack spread --snapshot before.json.gz -o json
+
+    All pods are placed, whatever their namespace: -n chooses those that are told one by one.
     """
     from shoal.cli.ask.answers.replay import compare, replay
     from shoal.cli.ask.comparison import show as show_comparison
@@ -74,7 +80,8 @@ def diff(first: str, second: str, everything: bool, source: Source, form: str | 
     except PolicyError as error:
         raise click.UsageError(str(error)) from None
     facts = source.read().facts
-    comparison = compare(replay(facts, first), replay(facts, second))
+    with saying(f"placing the pods of {len(facts.nodes)} nodes anew …"):
+        comparison = compare(replay(facts, first), replay(facts, second), namespace=namespace)
     show_comparison(comparison, form, missing=facts.missing, everything=everything)
 
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from shoal.cli.ask.connection import Connection, connected
 from shoal.cli.ask.source import Source
+
+if TYPE_CHECKING:
+    from shoal.cli.ask.picture.facts import Facts
+
+
+#: What `-o` calls standard output. A file of such a name is `./json`.
+_PRINTED = ("-", "json")
 
 
 @click.command(short_help="Write nodes, pods and policy into a file, for what-if, why and policy.")
@@ -16,35 +24,50 @@ from shoal.cli.ask.source import Source
     "-o",
     "--output",
     "path",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     metavar="FILE",
-    help="Where to; compressed if it ends in .gz. Default: shoal-snapshot-<time>.json.gz.",
+    help="Where to, - for standard output; compressed if it ends in .gz. Default: shoal-snapshot-<time>.json.gz.",
 )
 @connected
-def snapshot(path: Path | None, connection: Connection) -> None:
+def snapshot(path: str | None, connection: Connection) -> None:
     """Write what decisions depend on into one file: nodes, pods, volumes' claims, budgets, policy.
 
     \b
     shoal snapshot                          shoal-snapshot-<time>.json.gz, here
     shoal snapshot -o before.json           readable JSON
+    shoal snapshot -o - | jq .facts.nodes   to another program; -o json is the same
     shoal what-if --snapshot before.json --policy binpack
     shoal why trainer-0 --snapshot before.json
 
     Left out are env, arguments, commands, images, addresses, and annotations that decide nothing. Names, labels and
     affinity are kept: look through the file before you give it to others.
     """
-    from shoal import __version__
     from shoal.cli.ask.answers.words import counted
-    from shoal.cli.ask.picture.archive import SnapshotError, save
+    from shoal.cli.ask.picture.archive import SnapshotError
     from shoal.cli.ask.tables import say_missing
 
+    if path == "yaml":
+        raise click.UsageError("a snapshot is JSON: write -o json, or -o ./yaml for a file of that name")
     taken = datetime.datetime.now(datetime.UTC)
     facts = Source(connection).read().facts
-    target = path or Path(f"shoal-snapshot-{taken:%Y%m%d-%H%M%S}.json.gz")
     try:
-        size = save(facts, target, taken=f"{taken:%Y-%m-%dT%H:%M:%SZ}", shoal=__version__)
+        target, size = _write(facts, path, taken)
     except SnapshotError as error:
         raise click.ClickException(str(error)) from error
     what = f"{counted(len(facts.nodes), 'node')} and {counted(len(facts.pods), 'pod')}"
     click.echo(f"{target}: {what}, {size} bytes", err=True)
     say_missing(facts.missing)
+
+
+def _write(facts: Facts, path: str | None, taken: datetime.datetime) -> tuple[str, int]:
+    """Write the snapshot: where it is, and how many bytes it has. Raises SnapshotError."""
+    from shoal import __version__
+    from shoal.cli.ask.picture.archive import content_of, save
+
+    moment = f"{taken:%Y-%m-%dT%H:%M:%SZ}"
+    if path in _PRINTED:
+        content = content_of(facts, taken=moment, shoal=__version__)
+        click.echo(content)
+        return "standard output", len(content)
+    target = Path(path or f"shoal-snapshot-{taken:%Y%m%d-%H%M%S}.json.gz")
+    return str(target), save(facts, target, taken=moment, shoal=__version__)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from shoal.cli.ask.connection import in_namespace
 from shoal.cli.ask.output import aligned, emit, output
+from shoal.cli.ask.patience import saying
 from shoal.cli.ask.source import Read, Source, sourced
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ _MAX_COUNT = 10_000
 @click.option("--policy", metavar="NAME", help="Decide by this policy instead of the one in force.")
 @click.option("--count", type=click.IntRange(1, _MAX_COUNT), metavar="N", help="Try so many pods of each manifest.")
 @click.option("--all", "everything", is_flag=True, help="Tell every node and pod.")
-@in_namespace
+@click.option(
+    "-n", "--namespace", default="", metavar="NAME", help="With -f: where to, else the context's own; else whose pods."
+)
+@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Without -f: all pods, which is the default.")
 @sourced
 @output()
 def what_if(
@@ -36,6 +39,7 @@ def what_if(
     count: int | None,
     everything: bool,
     namespace: str,
+    everywhere: bool,
     source: Source,
     form: str | None,
 ) -> None:
@@ -56,9 +60,11 @@ def what_if(
         raise click.UsageError("give a manifest with -f, or a policy to compare with --policy")
     if file is None and count is not None:
         raise click.UsageError("--count is for pods of a manifest: give one with -f")
+    if file is not None and everywhere:
+        raise click.UsageError("pods of a manifest go to one namespace: give it with -n instead of -A")
     read = source.read()
     if file is None:
-        _replay(read, policy, form, everything=everything)
+        _replay(read, policy, form, namespace="" if everywhere else namespace, everything=everything)
         return
     in_force, tried = _try(read, file, namespace or read.namespace, policy, count, everything=everything or bool(form))
     fits = all(one.fits == one.pods for one in tried)
@@ -85,27 +91,30 @@ def _try(
     from shoal.cli.ask.tables import ALL, NODES
     from shoal.placement.errors import PolicyError
 
+    details = ALL if everything else NODES
     try:
         asked = workloads(file.read(MAX_BYTES + 1), namespace=namespace, facts=read.facts, count=count)
-        picture = Picture(read.facts, policy=policy)
+        with saying(f"trying {len(read.facts.nodes)} nodes …"):
+            picture = Picture(read.facts, policy=policy)
+            return picture.in_force, [try_out(picture, one, details=details) for one in asked]
     except ManifestError as error:
         raise click.ClickException(f"{getattr(file, 'name', 'standard input')}: {error}") from error
     except PolicyError as error:
         raise click.BadParameter(str(error), param_hint="--policy") from None
-    details = ALL if everything else NODES
-    return picture.in_force, [try_out(picture, one, details=details) for one in asked]
 
 
-def _replay(read: Read, policy: str | None, form: str | None, *, everything: bool) -> None:
+def _replay(read: Read, policy: str | None, form: str | None, *, namespace: str, everything: bool) -> None:
     from shoal.cli.ask.answers.replay import as_it_is, compare, replay
     from shoal.cli.ask.comparison import show
     from shoal.placement.errors import PolicyError
 
     try:
-        after = replay(read.facts, policy)
+        with saying(f"placing the pods of {len(read.facts.nodes)} nodes anew …"):
+            after = replay(read.facts, policy)
+            comparison = compare(as_it_is(read.facts), after, namespace=namespace)
     except PolicyError as error:
         raise click.BadParameter(str(error), param_hint="--policy") from None
-    show(compare(as_it_is(read.facts), after), form, missing=read.facts.missing, everything=everything)
+    show(comparison, form, missing=read.facts.missing, everything=everything)
 
 
 def _tell(tried: Tried, *, everything: bool) -> None:

@@ -8,6 +8,7 @@ import click
 
 from shoal.cli.ask.connection import ask, in_namespace
 from shoal.cli.ask.output import aligned, emit, output
+from shoal.cli.ask.patience import saying
 from shoal.cli.ask.source import Read, Source, load_snapshot, sourced
 
 if TYPE_CHECKING:
@@ -25,16 +26,26 @@ _SIMILAR = 5
 @click.command(short_help="Tell why a pod waits, or why it is where it is.")
 @click.argument("name", metavar="POD")
 @in_namespace
+@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Look for the pod in every namespace.")
 @sourced
 @click.option("--policy", metavar="NAME", help="Judge by this policy instead of the one in force.")
 @click.option("--all", "everything", is_flag=True, help="Tell every node, not the first ten.")
 @output()
-def why(name: str, namespace: str, source: Source, policy: str | None, everything: bool, form: str | None) -> None:
+def why(
+    name: str,
+    namespace: str,
+    everywhere: bool,
+    source: Source,
+    policy: str | None,
+    everything: bool,
+    form: str | None,
+) -> None:
     """Tell why a pod waits, node by node and card by card, and what would help; or why it is where it is.
 
     \b
     shoal why trainer-0                     why it waits, or where it is and how good the other nodes are
     shoal why trainer-0 -n research --all   every node
+    shoal why trainer-0 -A                  whatever namespace it is in
     shoal why trainer-0 -o json             the same for programs
     shoal why trainer-0 --snapshot s.json   in a cluster that is somewhere else
 
@@ -47,14 +58,15 @@ def why(name: str, namespace: str, source: Source, policy: str | None, everythin
     from shoal.cli.ask.tables import ALL, NODES, say_missing
     from shoal.placement.errors import PolicyError
 
-    read, events = _read(source, namespace, name)
-    pod = _find(read, namespace, name)
+    read, events = _read(source, namespace, name, everywhere=everywhere)
+    pod = _find(read, namespace, name, everywhere=everywhere)
+    most = ALL if everything else NODES
     try:
-        picture = Picture(read.facts, policy=policy)
+        with saying(f"trying {len(read.facts.nodes)} nodes …"):
+            picture = Picture(read.facts, policy=policy)
+            found = reasons(picture, pod, events=_of(pod, events), details=ALL if form else most)
     except PolicyError as error:
         raise click.BadParameter(str(error), param_hint="--policy") from None
-    most = ALL if everything else NODES
-    found = reasons(picture, pod, events=events, details=ALL if form else most)
     if form:
         emit(msgspec.to_builtins(found), form)
     else:
@@ -62,8 +74,8 @@ def why(name: str, namespace: str, source: Source, policy: str | None, everythin
     say_missing(read.facts.missing)
 
 
-def _read(source: Source, namespace: str, name: str) -> tuple[Read, Sequence[Event]]:
-    """The facts and, of a live cluster, the pod's events."""
+def _read(source: Source, namespace: str, name: str, *, everywhere: bool) -> tuple[Read, Sequence[Event]]:
+    """The facts and, of a live cluster, the events of pods of that name."""
     if source.snapshot is not None:
         return Read(load_snapshot(source.snapshot), "default"), ()
 
@@ -74,7 +86,8 @@ def _read(source: Source, namespace: str, name: str) -> tuple[Read, Sequence[Eve
         read = await source.of_cluster(client, own)
         try:
             fields = f"involvedObject.kind=Pod,involvedObject.name={name}"
-            events = (await client.list(EVENTS, namespace=namespace or own, fields=fields)).items
+            where = "" if everywhere else namespace or own
+            events = (await client.list(EVENTS, namespace=where, fields=fields)).items
         except ForbiddenError:
             return read, ()
         return read, events
@@ -82,12 +95,20 @@ def _read(source: Source, namespace: str, name: str) -> tuple[Read, Sequence[Eve
     return ask(source.connection, question)
 
 
-def _find(read: Read, namespace: str, name: str) -> Pod:
+def _of(pod: Pod, events: Sequence[Event]) -> list[Event]:
+    """Its own events: another pod of the name may have been there before it."""
+    return [event for event in events if event.involved_object.uid in ("", pod.metadata.uid)]
+
+
+def _find(read: Read, namespace: str, name: str, *, everywhere: bool) -> Pod:
     where = namespace or read.namespace
-    pods = [pod for pod in read.facts.pods if pod.metadata.namespace == where]
-    for pod in pods:
-        if pod.metadata.name == name:
-            return pod
+    pods = [pod for pod in read.facts.pods if everywhere or pod.metadata.namespace == where]
+    found = [pod for pod in pods if pod.metadata.name == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        places = ", ".join(sorted(pod.metadata.namespace for pod in found)[:_SIMILAR])
+        raise click.ClickException(f"there are {len(found)} pods {name!r}, in {places}: give the namespace with -n")
     similar = sorted(pod.metadata.name for pod in pods if pod.metadata.name.startswith(name))
     elsewhere = sorted(pod.metadata.namespace for pod in read.facts.pods if pod.metadata.name == name)
     if similar:
@@ -96,7 +117,8 @@ def _find(read: Read, namespace: str, name: str) -> Pod:
         hint = f"there is one in {', '.join(elsewhere[:_SIMILAR])}: give it with -n"
     else:
         hint = "see the names with `kubectl get pods`"
-    raise click.ClickException(f"there is no pod {name!r} in namespace {where!r}: {hint}")
+    place = "any namespace" if everywhere else f"namespace {where!r}"
+    raise click.ClickException(f"there is no pod {name!r} in {place}: {hint}")
 
 
 def _tell(found: Reasons, most: int) -> None:

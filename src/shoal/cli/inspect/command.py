@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.ask.connection import Connection, ask, connected
+from shoal.cli.ask.connection import Connection, across_namespaces, ask, connected
 from shoal.cli.ask.output import emit, output
 
 if TYPE_CHECKING:
@@ -26,13 +26,18 @@ class FailedError(click.ClickException):
         click.echo(f"Failed due to {self.message}", file=file, err=file is None)
 
 
-@click.command("inspect", short_help="Show what is allocated of each card (kubectl inspect gpushare).")
+@click.command(
+    "inspect",
+    short_help="Show what is allocated of each card (kubectl inspect gpushare).",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.argument("nodes", nargs=-1, metavar="[NODE]...")
 @click.option("-d", "--details", is_flag=True, help="For each node, what every pod has of each card.")
 @click.option("-w", "--watch", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
 @click.option("--pending", is_flag=True, help="Say why pods have no card; on a terminal it is always said.")
-@click.option("--used", is_flag=True, help="Requested against really used memory; needs a metrics service.")
+@click.option("--used", is_flag=True, help="Requested against really used memory; nothing measures it yet.")
 @click.option("--memory-unit", type=click.Choice(_UNITS), help="What 1 of aliyun.com/gpu-mem means; else found out.")
+@across_namespaces
 @output("wide")
 @connected
 def inspect(
@@ -42,16 +47,20 @@ def inspect(
     pending: bool,
     used: bool,
     memory_unit: str | None,
+    namespace: str,
     form: str | None,
     connection: Connection,
 ) -> None:
     """Show what is allocated of each card, on all nodes or those named.
 
     \b
-    kubectl inspect gpushare
-    kubectl inspect gpushare -d node-1
-    kubectl inspect gpushare -o wide
-    kubectl inspect gpushare -w
+    kubectl inspect gpushare              how full each card is
+    kubectl inspect gpushare -d node-1    which pod has how much of which card
+    kubectl inspect gpushare -d -n team   only the pods of one namespace
+    kubectl inspect gpushare -o wide      UUID, model and health of each card too
+    kubectl inspect gpushare -w           again whenever it changes
+
+    A card is as full as the pods of all namespaces make it: -n chooses the pods that are named, not what is counted.
     """
     if details and form is not None:
         raise click.UsageError(f"-d is a table of its own: leave out -o {form}, which has the pods of each card too")
@@ -63,7 +72,7 @@ def inspect(
     from shoal.model.contract.gpushare import MemoryUnit
 
     unit = MemoryUnit(memory_unit) if memory_unit else None
-    show = Form(form, details=details, explained=pending or sys.stdout.isatty())
+    show = Form(form, details=details, explained=pending or sys.stdout.isatty(), namespace=namespace)
     try:
         if watch:
             _follow(connection, nodes, unit, show)
@@ -79,23 +88,28 @@ def inspect_gpushare() -> None:
 
 
 class Form:
-    """In which form the cluster is shown."""
+    """In which form the cluster is shown, and the pods of which namespace; empty for all."""
 
-    def __init__(self, name: str | None, *, details: bool, explained: bool) -> None:
+    def __init__(self, name: str | None, *, details: bool, explained: bool, namespace: str) -> None:
         self._name = name
         self._details = details
         self._explained = explained
+        self._namespace = namespace
 
-    def show(self, cluster: ClusterUse) -> None:
+    def show(self, whole: ClusterUse) -> None:
         """Print it."""
+        from shoal.cli.inspect.use import of_namespace
+
+        cluster = of_namespace(whole, self._namespace)
         if self._name in ("json", "yaml"):
             from shoal.cli.inspect.forms.document import document
 
             emit(document(cluster), self._name or "")
             return
-        from shoal.cli.inspect.forms.waiting import waiting
+        from shoal.cli.inspect.forms.waiting import nobody, waiting
 
         click.echo(self._table(cluster) + (waiting(cluster) if self._explained else ""), nl=False)
+        click.echo(nobody(cluster), nl=False, err=True)
 
     def _table(self, cluster: ClusterUse) -> str:
         if self._name == "wide":

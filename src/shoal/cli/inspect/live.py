@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from shoal.cli.ask.connection import Connection
+from shoal.cli.ask.patience import saying
 from shoal.cli.inspect.objects import NODES, PODS, Node, Pod
 from shoal.cli.inspect.read import check_names, selectors
 from shoal.cli.inspect.tally import Tally
@@ -45,10 +46,8 @@ class Live:
         async with AsyncExitStack() as stack:
             for reflector in (self._nodes, self._pods):
                 await stack.enter_async_context(reflector)
-            while not (self._nodes.synced.is_set() and self._pods.synced.is_set()):
-                if (error := self._error()) is not None:
-                    raise error
-                await asyncio.sleep(_LOOK)
+            with saying("reading nodes and pods …"):
+                await self._all_read()
             check_names(self._names, [node.metadata.name for node in self._nodes.store])
             self._stack = stack.pop_all()
         return self
@@ -57,6 +56,12 @@ class Live:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
+
+    async def _all_read(self) -> None:
+        while not (self._nodes.synced.is_set() and self._pods.synced.is_set()):
+            if (error := self._error()) is not None:
+                raise error
+            await asyncio.sleep(_LOOK)
 
     @property
     def trouble(self) -> str:

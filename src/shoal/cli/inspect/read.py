@@ -60,13 +60,15 @@ async def _nodes(client: Client, fields: str, names: Sequence[str]) -> dict[str,
 async def _pods(client: Client, fields: str, nodes: asyncio.Task[dict[str, Node]], tally: Tally) -> list[Pod]:
     """All pods. A page is asked for before the one before it is looked at, so that the server is never idle."""
     pods: list[Pod] = []
+    known = False
     page = await client.page(PODS, fields=fields)
     while more := page.metadata.continue_:
         async with _begun(client.page(PODS, fields=fields, continue_=more)) as asked:
             await asyncio.sleep(_SENDING)
             pods += page.items or ()
             if nodes.done():
-                tally.look_at(nodes.result().values(), page.items or ())
+                tally.look_at(() if known else nodes.result().values(), page.items or ())
+                known = True
             page = await asked
     return pods + list(page.items or ())
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.cli.inspect.objects import Condition, Node, Pod
+from shoal.cli.inspect.objects import Condition, Container, Node, Pod
 from shoal.cli.inspect.units import offered, unit_of_capacity, unit_of_inventory
 from shoal.cli.inspect.use import UNKNOWN_ADDRESS, ClusterUse, NodeUse, PodUse, natural, printable
 from shoal.kube.resources import manifest_of
@@ -31,6 +31,7 @@ _COUNTED: Final = (gpushare.RESOURCE_MEMORY, gpushare.RESOURCE_COUNT)
 #: CPU and memory of the pod as a whole, which no table shows.
 _NOTHING: Final[Fields] = {}
 _FINISHED: Final = ("Succeeded", "Failed")
+_NO_CARDS: Final[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class _Read:
     use: NodeUse | None
     unit: MemoryUnit | None
     problem: str = ""
+    #: The UUIDs of its cards.
+    cards: frozenset[str] = frozenset()
 
 
 #: A pod and what it was read with; it is read again when one of these is another.
@@ -56,7 +59,7 @@ class Tally:
         self._pods: dict[str, _Known] = {}
 
     def look_at(self, nodes: Iterable[Node], pods: Iterable[Pod]) -> None:
-        """Read some objects before `of` is asked for all."""
+        """Read some objects before `of` is asked for all: pods after their nodes."""
         for node in nodes:
             self._nodes[node.metadata.name] = self._node(node)
         unit = self._cluster_unit(self._nodes.values())
@@ -101,7 +104,7 @@ class Tally:
             own = self._unit or (node.unit if node is not None else None) or unit
             known = self._pods.get(pod.metadata.uid)
             if known is None or known[0] is not pod or known[1] is not gpus or known[2] is not own:
-                known = (pod, gpus, own, _read_pod(pod, gpus, own))
+                known = (pod, gpus, own, _read_pod(pod, gpus, node.cards if node is not None else _NO_CARDS, own))
             found[pod.metadata.uid] = known
         return found
 
@@ -128,23 +131,22 @@ def _read_node(node: Node, unit: MemoryUnit | None) -> _Read:
         own = unit_of_inventory(units or offered(status.capacity, gpushare.RESOURCE_MEMORY), gpus.gpus)
     if not gpus.gpus:
         return _Read(node, None, None)
-    cards = tuple(_printable(gpu) for gpu in gpus.gpus)
+    if not all(gpu.model.isprintable() and gpu.fault.isprintable() for gpu in gpus.gpus):
+        gpus = replace(gpus, gpus=tuple(_printable(gpu) for gpu in gpus.gpus))
     address = next((one.address for one in status.addresses if one.type == "InternalIP"), UNKNOWN_ADDRESS)
     ready = _condition(status.conditions, "Ready")
     use = NodeUse(
-        replace(gpus, gpus=cards),
+        gpus,
         printable(address),
         offered_mib=None if inventory or not own else own.to_mib(units),
         cordoned=node.spec.unschedulable,
         ready=ready is None or ready.status == "True",
         shares=inventory or units > 0,
     )
-    return _Read(node, use, own)
+    return _Read(node, use, own, cards=frozenset([gpu.uuid for gpu in gpus.gpus]))
 
 
 def _printable(gpu: Gpu) -> Gpu:
-    if gpu.model.isprintable() and gpu.fault.isprintable():
-        return gpu
     return replace(gpu, model=printable(gpu.model), fault=printable(gpu.fault))
 
 
@@ -158,9 +160,9 @@ def _manifest(node: Node, *, inventory: bool) -> dict[str, object]:
     return manifest
 
 
-def _read_pod(pod: Pod, node: NodeGpus | None, unit: MemoryUnit) -> PodUse:
+def _read_pod(pod: Pod, node: NodeGpus | None, cards: frozenset[str], unit: MemoryUnit) -> PodUse:
     manifest = _pod_manifest(pod)
-    allocation, why = _placed(manifest, node, unit)
+    allocation, why = _placed(manifest, node, cards, unit)
     held = allocation.held() if allocation is not None else {}
     asked = 0
     if not held:
@@ -183,18 +185,21 @@ def _read_pod(pod: Pod, node: NodeGpus | None, unit: MemoryUnit) -> PodUse:
 def _pod_manifest(pod: Pod) -> PodManifest:
     """The pod for `shoal.model`, without the checks of types that decoding has made."""
     meta, spec = pod.metadata, pod.spec
-    init = [
-        (ContainerKind.SIDECAR if one.restart_policy == "Always" else ContainerKind.INIT, one)
+    containers = [
+        _container(one, ContainerKind.SIDECAR if one.restart_policy == "Always" else ContainerKind.INIT)
         for one in spec.init_containers
     ]
-    containers = tuple(
-        PodContainer(one.name, kind, one.resources.limits, one.resources.requests)
-        for kind, one in (*init, *((ContainerKind.APP, one) for one in spec.containers))
-    )
-    return PodManifest(meta.labels, meta.annotations, spec.node_name, containers, _NOTHING, _NOTHING, _NOTHING)
+    containers += [_container(one, ContainerKind.APP) for one in spec.containers]
+    return PodManifest(meta.labels, meta.annotations, spec.node_name, tuple(containers), _NOTHING, _NOTHING, _NOTHING)
 
 
-def _placed(manifest: PodManifest, node: NodeGpus | None, unit: MemoryUnit) -> tuple[Allocation | None, str]:
+def _container(container: Container, kind: ContainerKind) -> PodContainer:
+    return PodContainer(container.name, kind, container.resources.limits, container.resources.requests)
+
+
+def _placed(
+    manifest: PodManifest, node: NodeGpus | None, cards: frozenset[str], unit: MemoryUnit
+) -> tuple[Allocation | None, str]:
     """The decision on a pod, or why the one it carries does not count."""
     if node is None:
         return None, ""
@@ -204,9 +209,9 @@ def _placed(manifest: PodManifest, node: NodeGpus | None, unit: MemoryUnit) -> t
         return None, printable(str(error))
     if allocation is None:
         return None, ""
-    there = {gpu.uuid for gpu in node.gpus}
-    if any(card.uuid not in there for container in allocation.containers for card in container.cards):
-        return None, f"it holds a card that node {node.name} no longer has"
+    for container in allocation.containers:
+        if not cards.issuperset([card.uuid for card in container.cards]):
+            return None, f"it holds a card that node {node.name} no longer has"
     return allocation, ""
 
 
@@ -244,11 +249,13 @@ def _used(node: NodeUse, pods: Iterable[PodUse]) -> NodeUse:
     for pod in some:
         for uuid, share in pod.held.items():
             held[uuid] = held.get(uuid, NO_SHARE) + share
+    pending = tuple([pod for pod in some if not pod.held])
     return replace(
         node,
-        pods=tuple(pod for pod in some if pod.held),
-        pending=tuple(pod for pod in some if not pod.held),
+        pods=tuple([pod for pod in some if pod.held]),
+        pending=pending,
         held=held,
+        pending_mib=sum([pod.asked_mib for pod in pending]),
     )
 
 

@@ -6,8 +6,10 @@ Pure: objects in, values out. All amounts are MiB. Text that others wrote is mad
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from shoal.model.allocation import Allocation
 from shoal.model.contract.gpushare import MemoryUnit
@@ -21,8 +23,7 @@ MAX_SLOTS = 256
 _NUMBER = re.compile(r"([0-9]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class PodUse:
+class PodUse(msgspec.Struct, frozen=True, gc=False):
     """A pod that asks for GPUs: the cards it holds, or what it asks for and why it holds none."""
 
     namespace: str
@@ -32,7 +33,7 @@ class PodUse:
     #: None when its cards are not known.
     allocation: Allocation | None = None
     #: What is held of each card, by UUID.
-    held: dict[str, Share] = field(default_factory=dict)
+    held: dict[str, Share] = msgspec.field(default_factory=dict)
     asked_mib: int = 0
     why: str = ""
     #: Told to end, and holding its share until it has.
@@ -41,7 +42,10 @@ class PodUse:
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """One node: its cards, the pods on them, and those on the node whose card is not known."""
+    """One node: its cards, the pods on them, and those on the node whose card is not known.
+
+    `pods` and `pending` are the pods to show; the amounts are those of all pods.
+    """
 
     node: NodeGpus
     address: str
@@ -55,11 +59,8 @@ class NodeUse:
     shares: bool = True
     #: What is held of each card, by UUID.
     held: dict[str, Share] = field(default_factory=dict)
-
-    @property
-    def pending_mib(self) -> int:
-        """Memory of the pods whose card is not known."""
-        return sum(pod.asked_mib for pod in self.pending)
+    #: Memory of the pods whose card is not known.
+    pending_mib: int = 0
 
     def share(self, gpu: Gpu) -> Share:
         """What is held of a card."""
@@ -71,10 +72,12 @@ class NodeUse:
 
     def totals(self, unit: MemoryUnit) -> tuple[int, int]:
         """Units allocated, those of pods without a known card included, and units in all."""
-        allocated = sum(unit.ceil(self.allocated(gpu)) for gpu in self.node.gpus) + unit.ceil(self.pending_mib)
+        gpus = self.node.gpus
+        allocated = sum([unit.ceil(self.allocated(gpu)) for gpu in gpus if gpu.uuid in self.held])
+        allocated += unit.ceil(self.pending_mib)
         if self.offered_mib is not None:
             return allocated, unit.floor(self.offered_mib)
-        return allocated, sum(unit.floor(gpu.memory_mib) for gpu in self.node.gpus)
+        return allocated, sum([unit.floor(gpu.memory_mib) for gpu in gpus])
 
     def slots(self) -> dict[int, Gpu]:
         """The cards by the column they stand in: their index."""
@@ -94,11 +97,30 @@ class ClusterUse:
     problems: tuple[str, ...] = ()
     #: What `aliyun.com/gpu-mem` counts here; None when no node tells.
     unit: MemoryUnit | None = None
+    #: The one whose pods are shown; empty for all.
+    namespace: str = ""
+
+    @property
+    def pods(self) -> int:
+        """How many pods there are to show."""
+        return len(self.waiting) + sum(len(use.pods) + len(use.pending) for use in self.nodes)
 
     @property
     def sharing(self) -> tuple[NodeUse, ...]:
         """The nodes that gpushare's tables show."""
         return tuple(use for use in self.nodes if use.shares)
+
+
+def of_namespace(cluster: ClusterUse, namespace: str) -> ClusterUse:
+    """The cluster with the pods of one namespace; cards stay as full as all pods make them. Empty leaves all pods."""
+    if not namespace:
+        return cluster
+
+    def own(pods: Iterable[PodUse]) -> tuple[PodUse, ...]:
+        return tuple(pod for pod in pods if pod.namespace == namespace)
+
+    nodes = tuple(replace(use, pods=own(use.pods), pending=own(use.pending)) for use in cluster.nodes)
+    return replace(cluster, nodes=nodes, waiting=own(cluster.waiting), namespace=namespace)
 
 
 def taken(share: Share, gpu: Gpu) -> int:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.ask.connection import Connection, ask, connected
+from shoal.cli.ask.connection import Connection, across_namespaces, ask, connected
+from shoal.cli.ask.output import emit, may_colour, output
 
 if TYPE_CHECKING:
     from shoal.cli.inspect.use import ClusterUse
-    from shoal.cli.top.view import Subject
     from shoal.kube.client import Client
     from shoal.model.contract.gpushare import MemoryUnit
 
 _UNITS = ("GiB", "MiB")
+#: Wider than any line: where there is no terminal, nothing is cut.
+_WHOLE_LINES = 100_000
 
 
 @click.command(short_help="Watch nodes, cards and pods in the terminal.")
@@ -28,52 +29,80 @@ _UNITS = ("GiB", "MiB")
     type=click.Choice(["nodes", "cards", "pods"]),
     default="cards",
     show_default=True,
-    help="With --once: what to print a line for.",
+    help="What there is a line for, at first.",
 )
 @click.option("--memory-unit", type=click.Choice(_UNITS), help="What 1 of aliyun.com/gpu-mem means; else found out.")
+@across_namespaces
+@output()
 @connected
-def top(once: bool, subject: str, memory_unit: str | None, connection: Connection) -> None:
+def top(
+    once: bool,
+    subject: str,
+    memory_unit: str | None,
+    namespace: str,
+    form: str | None,
+    connection: Connection,
+) -> None:
     """Watch nodes, cards and pods in the terminal.
 
     Keys: q ends it, 1, 2 and 3 show nodes, cards and pods, s sorts by the next column, / filters by letters (Enter
     keeps the filter, Esc drops it), arrows and PgUp, PgDn scroll. With NO_COLOR set there is no colour.
 
     \b
-    shoal top
-    shoal top --once --show pods
+    shoal top                       live; q ends it
+    shoal top --show pods -n team   begin with the pods of one namespace
+    shoal top --once --show nodes   one picture, without a terminal
+    shoal top -o json               everything, once, for programs
+
+    Bars and amounts are those of the pods of all namespaces: -n chooses the pods that are named and numbered.
     """
-    from shoal.cli.inspect.live import watching
-    from shoal.cli.top.session import session
-    from shoal.cli.top.view import Subject
-    from shoal.kube.errors import KubeError
     from shoal.model.contract.gpushare import MemoryUnit
 
     unit = MemoryUnit(memory_unit) if memory_unit else None
-    if once:
-        _print(connection, Subject(subject), unit)
-        return
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise click.ClickException("shoal top draws on a terminal, and this is none: use --once for one picture")
-    try:
-        watching(connection, lambda client: session(client, unit=unit, colour=_colour()))
-    except KubeError as error:
-        raise click.ClickException(str(error)) from error
+    if form is not None:
+        from shoal.cli.inspect.forms.document import document
+
+        emit(document(_read(connection, unit, namespace)), form)
+    elif once:
+        _print(_read(connection, unit, namespace), subject)
+    elif sys.stdin.isatty() and sys.stdout.isatty():
+        _live(connection, unit, namespace, subject)
+    else:
+        raise click.ClickException(
+            "shoal top draws on a terminal, and this is none: use --once for one picture, or -o json"
+        )
 
 
-def _print(connection: Connection, subject: Subject, unit: MemoryUnit | None) -> None:
+def _read(connection: Connection, unit: MemoryUnit | None, namespace: str) -> ClusterUse:
     from shoal.cli.inspect.read import read_cluster
-    from shoal.cli.top.frame import Size, frame
-    from shoal.cli.top.view import View
+    from shoal.cli.inspect.use import of_namespace
 
     async def question(client: Client, _: str) -> ClusterUse:
         return await read_cluster(client, unit=unit)
 
-    cluster = ask(connection, question, reading="nodes and pods")
-    width = shutil.get_terminal_size((160, 24)).columns
-    for line in frame(cluster, View(subject), Size(width), colour=_colour() and sys.stdout.isatty()):
+    return of_namespace(ask(connection, question, reading="nodes and pods"), namespace)
+
+
+def _print(cluster: ClusterUse, subject: str) -> None:
+    from shoal.cli.inspect.forms.waiting import nobody
+    from shoal.cli.top.frame import Size, frame
+    from shoal.cli.top.view import Subject, View
+
+    terminal = sys.stdout.isatty()
+    size = Size(shutil.get_terminal_size().columns if terminal else _WHOLE_LINES)
+    for line in frame(cluster, View(Subject(subject)), size, colour=may_colour() and terminal):
         click.echo(line)
+    click.echo(nobody(cluster), nl=False, err=True)
 
 
-def _colour() -> bool:
-    """As no-color.org has it: any value that is not empty switches colour off."""
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def _live(connection: Connection, unit: MemoryUnit | None, namespace: str, subject: str) -> None:
+    from shoal.cli.inspect.live import watching
+    from shoal.cli.top.session import session
+    from shoal.cli.top.view import Subject, View
+    from shoal.kube.errors import KubeError
+
+    view = View(Subject(subject))
+    try:
+        watching(connection, lambda client: session(client, view, unit=unit, namespace=namespace, colour=may_colour()))
+    except KubeError as error:
+        raise click.ClickException(str(error)) from error

@@ -64,7 +64,7 @@ def frame(cluster: ClusterUse, view: View, size: Size, *, colour: bool, trouble:
     fulls = [line.full for line in shown] + [None] * len(waiting)
     room = len(texts) if size.height is None else body_height(size)
     first = min(view.first, max(0, len(texts) - room))
-    picture = [_title(cluster, unit)[: size.width], _state(view, trouble)[: size.width]]
+    picture = [_title(cluster, unit)[: size.width], _state(view, cluster.namespace, trouble)[: size.width]]
     picture.append(_tinted(body[0][: size.width].ljust(size.width), "head", colour=colour))
     for text, full in zip(texts[first : first + room], fulls[first : first + room], strict=True):
         picture.append(_with_bar(text[: size.width], full, colour=colour))
@@ -84,13 +84,14 @@ def _title(cluster: ClusterUse, unit: MemoryUnit) -> str:
     )
 
 
-def _state(view: View, trouble: str) -> str:
+def _state(view: View, namespace: str, trouble: str) -> str:
     if trouble:
         return f"What you see may be old: {trouble}"
     if view.typing:
         return f"filter: {view.filter}_"
     kept = f"  filter: {view.filter}" if view.filter else ""
-    return f"{view.subject.value} by {view.order.value}{kept}"
+    within = f"  namespace: {namespace}" if namespace else ""
+    return f"{view.subject.value} by {view.order.value}{within}{kept}"
 
 
 def _below(first: int, room: int, count: int) -> str:

@@ -8,7 +8,7 @@ import signal
 from typing import Final
 
 from shoal.cli.inspect.live import Live
-from shoal.cli.inspect.use import ClusterUse
+from shoal.cli.inspect.use import ClusterUse, of_namespace
 from shoal.cli.top.frame import Size, body_height, frame
 from shoal.cli.top.terminal import Terminal
 from shoal.cli.top.view import View, after
@@ -21,20 +21,21 @@ _TOGETHER: Final = 0.5
 _IDLE: Final = 2.0
 
 
-async def session(client: Client, *, unit: MemoryUnit | None, colour: bool) -> None:
+async def session(client: Client, view: View, *, unit: MemoryUnit | None, namespace: str, colour: bool) -> None:
     """Until a key or a signal ends it. Raises KubeError when the cluster cannot be read at the start."""
     async with Live(client, unit=unit) as live:
         with Terminal() as terminal:
-            await _Session(live, terminal, colour=colour).run()
+            await _Session(live, terminal, view, namespace=namespace, colour=colour).run()
 
 
 class _Session:
-    def __init__(self, live: Live, terminal: Terminal, *, colour: bool) -> None:
+    def __init__(self, live: Live, terminal: Terminal, view: View, *, namespace: str, colour: bool) -> None:
         self._live = live
         self._terminal = terminal
+        self._namespace = namespace
         self._colour = colour
-        self._view = View()
-        self._cluster: ClusterUse = live.cluster()
+        self._view = view
+        self._cluster: ClusterUse = of_namespace(live.cluster(), namespace)
         #: A key, a signal: something to draw at once.
         self._touched = asyncio.Event()
 
@@ -61,7 +62,7 @@ class _Session:
         self._touched.clear()
         if self._live.changed.is_set():
             self._live.changed.clear()
-            self._cluster = self._live.cluster()
+            self._cluster = of_namespace(self._live.cluster(), self._namespace)
 
     def _draw(self) -> None:
         lines = frame(self._cluster, self._view, self._size(), colour=self._colour, trouble=self._live.trouble)

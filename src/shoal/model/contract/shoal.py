@@ -179,8 +179,9 @@ def decode_allocation(value: str) -> Allocation:
     document = text.from_json(value, _ALLOCATION, what=ANNOTATION_ALLOCATION, limit=MAX_LENGTH)
     _once((c.name for c in document.containers), what="container", where=ANNOTATION_ALLOCATION)
     for container in document.containers:
-        where = f"container {shown(container.name)} of {ANNOTATION_ALLOCATION}"
-        _once((card.uuid for card in container.cards), what="card", where=where)
+        if len(container.cards) > 1:
+            where = f"container {shown(container.name)} of {ANNOTATION_ALLOCATION}"
+            _once((card.uuid for card in container.cards), what="card", where=where)
     return Allocation(
         node=document.node,
         policy=document.policy,
@@ -285,8 +286,8 @@ def decode_policy(values: Mapping[str, object]) -> str | None:
 
 
 def _once(names: Iterable[str], *, what: str, where: str) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise CodecError(f"{where} lists {what} {shown(name)} twice: write it again from the present decision")
-        seen.add(name)
+    listed = list(names)
+    if len(set(listed)) == len(listed):
+        return
+    twice = next(name for place, name in enumerate(listed) if name in listed[:place])
+    raise CodecError(f"{where} lists {what} {shown(twice)} twice: write it again from the present decision")

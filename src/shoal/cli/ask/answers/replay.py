@@ -63,6 +63,8 @@ class Comparison(Answer, frozen=True, omit_defaults=False):
     measure_after: Measure
     moved: tuple[Moved, ...] = ()
     same: int = 0
+    #: The one whose pods are told; empty for all. The measures are those of all pods.
+    namespace: str = ""
 
 
 def as_it_is(facts: Facts) -> Placing:
@@ -87,14 +89,12 @@ def replay(facts: Facts, policy: str | None) -> Placing:
     return Placing(picture.in_force.policy.name, spots, _measure(picture, spots))
 
 
-def compare(before: Placing, after: Placing) -> Comparison:
-    """What differs."""
-    moved = tuple(
-        Moved(pod, spot, after.spots.get(pod)) for pod, spot in before.spots.items() if after.spots.get(pod) != spot
-    )
-    return Comparison(
-        before.name, after.name, before.measure, after.measure, moved, same=len(before.spots) - len(moved)
-    )
+def compare(before: Placing, after: Placing, *, namespace: str = "") -> Comparison:
+    """What differs, pod by pod for those of a namespace; empty for all."""
+    told = {pod: spot for pod, spot in before.spots.items() if not namespace or pod.startswith(f"{namespace}/")}
+    moved = tuple(Moved(pod, spot, after.spots.get(pod)) for pod, spot in told.items() if after.spots.get(pod) != spot)
+    same = len(told) - len(moved)
+    return Comparison(before.name, after.name, before.measure, after.measure, moved, same, namespace)
 
 
 def _gpu_pods(facts: Facts) -> list[Pod]:

@@ -46,12 +46,18 @@ class _Head(msgspec.Struct):
     version: int = 0
 
 
-def save(facts: Facts, path: Path, *, taken: str, shoal: str) -> int:
-    """Write the file, readable by its owner alone, whole or not at all: how many bytes it has."""
+def content_of(facts: Facts, *, taken: str, shoal: str) -> bytes:
+    """The JSON of the file. Raises SnapshotError."""
     document = Snapshot(kind=KIND, version=VERSION, taken=taken, shoal=shoal, facts=cleaned(facts))
     content = msgspec.json.encode(document)
     if len(content) > MAX_BYTES:
         raise SnapshotError(f"the cluster takes {len(content)} bytes, a snapshot holds at most {MAX_BYTES}")
+    return content
+
+
+def save(facts: Facts, path: Path, *, taken: str, shoal: str) -> int:
+    """Write the file, readable by its owner alone, whole or not at all: how many bytes it has."""
+    content = content_of(facts, taken=taken, shoal=shoal)
     if path.suffix == ".gz":
         content = gzip.compress(content)
     try:

@@ -14,10 +14,11 @@ _MIB = MemoryUnit.MIB
 
 
 def document(cluster: ClusterUse) -> dict[str, Any]:
-    """All nodes with cards, and all pods that have none."""
+    """All nodes with cards, and all pods that have none. Of one namespace, amounts are those of all pods."""
     open_nodes = [use for use in cluster.nodes if not use.cordoned]
     return {
         "memoryUnit": cluster.unit.value if cluster.unit else None,
+        "namespace": cluster.namespace or None,
         **_totals(totals(cluster.nodes, _MIB)),
         "schedulable": _totals(totals(open_nodes, _MIB)),
         "nodes": [_node(use) for use in cluster.nodes],

@@ -1,9 +1,10 @@
-"""Why pods have no card, one line each, for people."""
+"""Why pods have no card, or why none are shown, in words for people."""
 
 from __future__ import annotations
 
 from shoal.cli.inspect.use import ClusterUse, PodUse
 from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.errors import shown
 
 #: More are counted, not listed.
 _MOST = 20
@@ -20,6 +21,13 @@ def waiting(cluster: ClusterUse) -> str:
     if cluster.problems:
         found += ["", "Not read:", *(f"  {problem}" for problem in cluster.problems[:_MOST])]
     return "".join(f"{line}\n" for line in found)
+
+
+def nobody(cluster: ClusterUse) -> str:
+    """A note that the namespace asked for has no pods, which may be a slip of the pen; empty when it has some."""
+    if not cluster.namespace or cluster.pods:
+        return ""
+    return f"Note: no pod of namespace {shown(cluster.namespace)} asks for a GPU here.\n"
 
 
 def _line(pod: PodUse, unit: MemoryUnit) -> str:

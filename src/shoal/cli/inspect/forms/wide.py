@@ -58,8 +58,8 @@ def _rows(use: NodeUse, unit: MemoryUnit) -> list[list[str]]:
         ]
         for gpu in sorted(use.node.gpus, key=lambda gpu: gpu.index)
     ]
-    if use.pending:
-        pods = ", ".join(f"{_name(pod)}={unit.ceil(pod.asked_mib)}" for pod in use.pending)
+    if use.pending or use.pending_mib:
+        pods = ", ".join(f"{_name(pod)}={unit.ceil(pod.asked_mib)}" for pod in use.pending) or _NONE
         rows.append(
             [use.node.name, status(use), "?", *[_NONE] * 2, str(unit.ceil(use.pending_mib)), *[_NONE] * 2, pods]
         )
