@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +97,16 @@ class RealLab(Lab):
         return {**os.environ, "LD_LIBRARY_PATH": str(self.shim.directory), **self.environment}
 
 
-def describe_machine(cards: object) -> str:
-    """The file of the stand-in library for these cards."""
+def describe_machine(cards: object, *, lost: Collection[int] = ()) -> str:
+    """The file of the stand-in library for these cards, of which some have fallen off the bus."""
     descriptions = {one.index: one for one in parse_cards(cards)}
     truth = SimulatedNvml(descriptions.values(), clock=lambda: 1000.0)
     return describe(
-        truth.driver(), [(card, truth.sample(card.uuid), descriptions[card.index]) for card in truth.survey().cards]
+        truth.driver(),
+        [
+            (card, None if card.index in lost else truth.sample(card.uuid), descriptions[card.index])
+            for card in truth.survey().cards
+        ],
     )
 
 
