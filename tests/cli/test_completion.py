@@ -9,6 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.cli.main import main
+from tests.testbed import binaries
+from tests.testbed.apiserver import ApiServer
 
 SHOAL = Path(__file__).parents[2] / ".venv" / "bin" / "shoal"
 
@@ -41,3 +43,29 @@ def test_bash_completes(tmp_path: Path) -> None:
     commands, options = done.stdout.splitlines()
     assert commands == "doctor"
     assert sorted(options.split()) == ["--help", "--here"]
+
+
+@pytest.mark.parametrize(
+    ("words", "proposed", "last"),
+    [
+        (["shoal", "doc"], {"doctor"}, ":4"),
+        (["shoal", "doctor", "--he"], {"--help", "--here"}, ":4"),
+        (["shoal", "policy", ""], {"show", "diff"}, ":4"),
+        (["shoal", "what-if", "--snapshot", ""], set(), ":0"),
+        (["inspect-gpushare", "--output", "w"], {"wide"}, ":4"),
+        (["shoal", "nothing-of-this-name"], set(), ":4"),
+    ],
+)
+def test_kubectl_is_told_what_may_follow(words: list[str], proposed: set[str], last: str) -> None:
+    plugin, *typed = words
+    lines = subprocess.check_output([SHOAL.with_name(f"kubectl_complete-{plugin}"), *typed], text=True).splitlines()
+    assert {line.partition("\t")[0] for line in lines[:-1]} == proposed
+    assert lines[-1] == last
+
+
+def test_kubectl_asks(apiserver: ApiServer, tmp_path: Path) -> None:
+    environment = {"PATH": f"{SHOAL.parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    for words, proposed in ((("shoal", "doc"), "doctor"), (("inspect", "gpushare", "--output", "w"), "wide")):
+        command = [binaries.find("kubectl"), "__complete", *words]
+        lines = subprocess.check_output(command, text=True, env=environment, stderr=subprocess.PIPE).splitlines()
+        assert [line.partition("\t")[0] for line in lines] == [proposed, ":4"]
