@@ -21,7 +21,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 def test_commands_are_there(wheel: zipfile.ZipFile) -> None:
     (path,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
     commands = {line.split(" = ")[0] for line in wheel.read(path).decode().splitlines() if " = " in line}
-    assert commands == {"shoal", "kubectl-shoal", "kubectl-inspect-gpushare"}
+    plugins = {"shoal", "inspect-gpushare"}
+    assert commands == {"shoal", *(f"{kind}-{name}" for kind in ("kubectl", "kubectl_complete") for name in plugins)}
 
 
 def test_the_demo_has_its_examples(wheel: zipfile.ZipFile) -> None:
