@@ -58,18 +58,17 @@ def arrivals(workload: Workload, capacity: int, rng: Random) -> list[TracePod]:
 
 def run_static(nodes: Sequence[NodeGpus], workload: Workload, policy: str, seed: int) -> StaticResult:
     """Replay one workload under one policy."""
-    rng = Random(seed)
-    pods = arrivals(workload, capacity_milli(nodes), rng)
-    fills = tuple(_fills(nodes, workload, policy, pods, rng))
+    fills = tuple(fill_up(nodes, workload, policy, seed))
     at_100, at_130 = (allocation_at(fills, mark) for mark in MARKS)
     return StaticResult(workload.name, policy, seed, at_100, at_130, fills)
 
 
-def _fills(
-    nodes: Sequence[NodeGpus], workload: Workload, policy: str, pods: Sequence[TracePod], rng: Random
-) -> Iterator[Fill]:
-    engine = new_engine(nodes, policy_for(policy, workload), rng)
+def fill_up(nodes: Sequence[NodeGpus], workload: Workload, policy: str, seed: int) -> Iterator[Fill]:
+    """What is allocated for each percent of the capacity that arrives, replayed as far as somebody reads on."""
+    rng = Random(seed)
     capacity = capacity_milli(nodes)
+    pods = arrivals(workload, capacity, rng)
+    engine = new_engine(nodes, policy_for(policy, workload), rng)
     cores = workload.cores_per_card
     # Halves round to the even number, as they do in the published evaluations.
     percents = [round(100 * arrived / capacity) for arrived in accumulate(pod.gpu_milli for pod in pods)]
