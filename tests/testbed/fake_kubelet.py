@@ -1,4 +1,6 @@
-"""Plays the kubelets of all fake nodes of one API server, as one process: `python -m tests.testbed.fake_kubelet FILE`.
+"""Plays the kubelets of fake nodes of an API server: `python -m tests.testbed.fake_kubelet KUBECONFIG [KEEPER]`.
+
+Two of them on one server must not look after the same nodes: each has those whose label names it as their keeper.
 
 It renews their leases, turns pods bound to them Running, ends those that say how long they run, and removes deleted
 ones. No container runs. All it knows it reads from the API server, so it may be killed and started again. What the
@@ -15,7 +17,7 @@ from pathlib import Path
 
 from shoal.kube.access.load import load_access
 from shoal.kube.client import Client
-from shoal.kube.errors import KubeError, NotFoundError
+from shoal.kube.errors import ApiError, KubeError, NotFoundError
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
 from shoal.kube.reflector import Reflector
@@ -25,8 +27,9 @@ from tests.testbed.control_plane import NODE_GRACE_SECONDS
 
 log = logging.getLogger(__name__)
 
-#: On nodes: this process looks after them.
+#: On nodes: which process looks after them.
 LABEL = "testbed.shoal.dev/fake"
+KEEPER = "anyone"
 #: On pods: seconds until they end, and how; without it a pod runs until it is deleted.
 RUNS_FOR = "testbed.shoal.dev/runs-for"
 EXIT_CODE = "testbed.shoal.dev/exit-code"
@@ -60,9 +63,9 @@ def ready_condition() -> dict[str, str]:
 class FakeKubelet:
     """The nodes it looks after and the pods on them."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, keeper: str) -> None:
         self._client = client
-        self._nodes = Reflector(client, NODES, labels=f"{LABEL}=true", consumers=[self._node_changed])
+        self._nodes = Reflector(client, NODES, labels=f"{LABEL}={keeper}", consumers=[self._node_changed])
         self._pods = Reflector(client, PODS, fields="spec.nodeName!=", consumers=[self._pod_changed])
         self._room = asyncio.Semaphore(IN_FLIGHT)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -94,8 +97,10 @@ class FakeKubelet:
                     return
                 except NotFoundError:
                     return
-                except KubeError:
-                    log.exception("to be tried again")
+                except KubeError as error:
+                    log.exception("refused")
+                    if isinstance(error, ApiError) and error.status < 500 and error.status not in (409, 429):
+                        return  # it is wrong, and would be the next time
                     await asyncio.sleep(1)
 
         task = asyncio.get_running_loop().create_task(insist())
@@ -204,7 +209,7 @@ async def main() -> None:
     """Look after the nodes of the server that the kubeconfig names."""
     access = load_access(environ=os.environ, home=Path.home(), kubeconfig=Path(sys.argv[1]))
     async with Client(access) as client:
-        await FakeKubelet(client).run()
+        await FakeKubelet(client, sys.argv[2] if len(sys.argv) > 2 else KEEPER).run()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ process `fake_kubelet` keeps them alive and plays their pods.
 
 import asyncio
 import sys
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -28,7 +29,8 @@ class FakeNodes:
     def __init__(self, run: Run, api: ApiServer) -> None:
         self._api = api
         self._names: list[str] = []
-        command = [sys.executable, "-m", fake_kubelet.__name__, str(api.kubeconfig())]
+        self._keeper = uuid.uuid4().hex[:12]
+        command = [sys.executable, "-m", fake_kubelet.__name__, str(api.kubeconfig()), self._keeper]
         self._kubelet: Process = run.process(f"{api.name}-fake-kubelet", command)
 
     async def __call__(self, count: int, *, gpus: int | Sequence[Gpu] = 0, prefix: str = "node") -> list[str]:
@@ -38,7 +40,7 @@ class FakeNodes:
         first = len(self._names)
         names = [f"{prefix}-{first + n}" for n in range(count)]
         async with self._client() as client:
-            await each(names, lambda name: client.create(NODES, node(name, gpus)))
+            await each(names, lambda name: client.create(NODES, node(name, gpus, self._keeper)))
         self._names += names
         return names
 
@@ -72,8 +74,8 @@ async def each(names: Iterable[str], action: Callable[[str], Awaitable[object]])
     await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
 
 
-def node(name: str, gpus: int | Sequence[Gpu]) -> dict:
-    """A node object as the API server takes it."""
+def node(name: str, gpus: int | Sequence[Gpu], keeper: str = fake_kubelet.KEEPER) -> dict:
+    """A node object as the API server takes it, and whose fake kubelet it belongs to."""
     cards = made_up(name, gpus) if isinstance(gpus, int) else tuple(gpus)
     capacity = {"cpu": "128", "memory": "1Ti", "pods": "250", "ephemeral-storage": "1Ti"}
     annotations = {}
@@ -88,7 +90,7 @@ def node(name: str, gpus: int | Sequence[Gpu]) -> dict:
     return {
         "metadata": {
             "name": name,
-            "labels": {fake_kubelet.LABEL: "true", "kubernetes.io/hostname": name},
+            "labels": {fake_kubelet.LABEL: keeper, "kubernetes.io/hostname": name},
             "annotations": annotations,
         },
         "status": {
