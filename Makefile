@@ -21,11 +21,12 @@ demo: ## Run the examples on a cluster with simulated GPUs
 demo: .venv/.installed
 	@.venv/bin/shoal demo $(ARGS)
 
-# Compiled code is kept, whatever the shell says: the tests start hundreds of processes that load the same modules.
+# Three workers on two cores, since some tests wait. Compiled code is kept, whatever the shell says: the tests start
+# hundreds of processes that load the same modules.
 test: ## Run the tests on every core (ARGS="-k ledger" picks some)
 test: .venv/.installed
 	@echo '#include <stdio.h>' | gcc -E - >/dev/null 2>/dev/null || [ "$$(id -u)" != 0 ] || { $(call debian-packages,gcc libc6-dev); }
-	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n auto --dist worksteal -m "not kube" $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $$(($$(nproc) * 3 / 2)) --dist worksteal -m "not kube" $(ARGS)
 
 test-kube: ## Run the suites that need a real Kubernetes, built first if need be (KUBE_VERSION=1.32.2 for another)
 test-kube: kube
@@ -95,7 +96,8 @@ clean: ## Remove all that make has made, .venv included
 	@echo "==> creating .venv with $$($(PYTHON) -V)"
 	@$(PYTHON) -m venv --clear .venv
 	@echo "==> installing the packages of $< (a minute or so, once)"
-	@$(PIP) install --quiet --require-hashes -r $<
+	@$(PIP) install --quiet --no-compile --require-hashes -r $<
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m compileall -q -j 0 .venv/lib >/dev/null || true
 	@touch $@
 
 .venv/.installed: .venv/.locked pyproject.toml
