@@ -71,13 +71,14 @@ def _binding(cluster: Api, namespace: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def kubectl(cluster: Api, namespace: str) -> Kubectl:
+def kubectl(cluster: Api, namespace: str) -> Iterator[Kubectl]:
     """kubectl in a namespace of the test's own."""
 
     def run(*arguments: str, text: str | None = None, check: bool = True) -> str:
         return cluster.kubectl("--namespace", namespace, *arguments, input=text, check=check)
 
-    return run
+    yield run
+    run("delete", "daemonsets", "--all", "--wait=false")  # they would have pods on every node of later tests
 
 
 def names(kubectl: Kubectl, kind: str) -> list[str]:
