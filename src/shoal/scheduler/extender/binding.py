@@ -11,7 +11,7 @@ from shoal.model.errors import RequestError
 from shoal.placement.errors import BookingError, PolicyError
 from shoal.scheduler.binder import Binder, BindError
 from shoal.scheduler.books.books import Books
-from shoal.scheduler.extender.holds import Holds
+from shoal.scheduler.extender.memory.holds import Holds
 from shoal.scheduler.extender.wire import BindingArgs
 from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.telling.words import node_refusal, shortage

@@ -27,8 +27,8 @@ from shoal.placement.classes import PodClass
 from shoal.placement.errors import PolicyError
 from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender.empty_nodes import EmptyNodes
-from shoal.scheduler.extender.holds import Holds
-from shoal.scheduler.extender.refused import Refused
+from shoal.scheduler.extender.memory.holds import Holds
+from shoal.scheduler.extender.memory.refused import Refused
 from shoal.scheduler.extender.wire import ExtenderArgs, Filtered
 from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.preemption.search import EngineFit
@@ -81,7 +81,8 @@ class Filter:
             if booked is not None:
                 return Filtered(error=f"the pod is being bound to {booked.node} already")
             rows = rows_of(self._books, names)
-            best = self._best(args, rows) if self._offer.best_alone(args) else None
+            among = self._among(rows)
+            best = self._best(args, among) if self._offer.best_alone(args) else None
             if best is not None:
                 return best
             fits = self._fitting(request, rows)
@@ -89,11 +90,11 @@ class Filter:
             self._metrics.refusals.inc(BAD_REQUEST, by=len(names))
             return Filtered(unresolvable=dict.fromkeys(names, str(error)))
         count = int(np.count_nonzero(fits))
-        if not count and self._waits_for_holds(request, rows):
+        if not count and self._waits_for_holds(request, among):
             return Filtered(error="all cards that fit are held for pods that are being bound: the pod is tried again")
         if not count:
             self._books.wait(args.pod)
-            self._refused.add(args.pod, self._among(rows))
+            self._refused.add(args.pod, among)
         elif count == 1:
             self._holds.place(args.pod, node=names[int(fits.argmax())])
         passed = fits.tolist()
@@ -103,9 +104,9 @@ class Filter:
         pod_class = self._books.engine.class_of(request)
         return Filtered(passed, *self._reasons(pod_class, refused, rows[~fits], last=not count))
 
-    def _best(self, args: ExtenderArgs, rows: Rows) -> Filtered | None:
+    def _best(self, args: ExtenderArgs, among: BoolArray) -> Filtered | None:
         """Only the node that the engine takes, with the cards held there; None when the pod fits nowhere."""
-        held = self._holds.place(args.pod, among=self._among(rows))
+        held = self._holds.place(args.pod, among=among)
         if held is None:
             return None
         passed = [False] * len(args.names)
@@ -160,19 +161,18 @@ class Filter:
                 self._metrics.refusals.inc(reason, by=count)
         return told
 
-    def _waits_for_holds(self, request: Request, rows: Rows) -> bool:
+    def _waits_for_holds(self, request: Request, among: BoolArray) -> bool:
         """Whether the pod would fit but for cards that are only held.
 
         Then nothing may be concluded from the refusal: no pod be preempted, and none be left waiting for an event that
         a hold which just ends does not make. kube-scheduler tries a pod again by itself after an error.
         """
         ledger = self._books.engine.ledger
-        asked = self._among(rows)
         held_on: dict[str, set[str]] = {}
         for uid in self._holds.uids():
             booking = ledger.booking(uid)
             row = None if booking is None else self._books.rows.get(booking.node)
-            if booking is not None and row is not None and asked[row]:
+            if booking is not None and row is not None and among[row]:
                 held_on.setdefault(booking.node, set()).add(uid)
         fits = EngineFit(ledger, self._books.engine.class_of(request))
         return any(fits(node, frozenset(uids)) for node, uids in held_on.items())

@@ -15,7 +15,7 @@ from shoal.kube.objects.pod import Pod
 from shoal.model.errors import RequestError
 from shoal.placement.errors import PolicyError
 from shoal.scheduler.books.books import Books
-from shoal.scheduler.extender.lag import Lag
+from shoal.scheduler.extender.memory.lag import Lag
 from shoal.scheduler.extender.wire import PreemptionArgs, Victims
 from shoal.scheduler.preemption.search import OnNode, Plan
 

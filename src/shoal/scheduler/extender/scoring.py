@@ -16,7 +16,7 @@ from shoal.placement.books.columns import FloatArray
 from shoal.placement.errors import PolicyError
 from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender.filtering import rows_of
-from shoal.scheduler.extender.holds import Holds
+from shoal.scheduler.extender.memory.holds import Holds
 from shoal.scheduler.extender.wire import MAX_SCORE, MIN_SCORE, ExtenderArgs
 
 #: The best score of a node that is not the best, and the worst of one that fits.

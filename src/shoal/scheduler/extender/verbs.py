@@ -13,10 +13,10 @@ from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender import wire
 from shoal.scheduler.extender.binding import EXTENDER, Bind
 from shoal.scheduler.extender.filtering import Filter, Offer
-from shoal.scheduler.extender.holds import SECONDS, Holds
-from shoal.scheduler.extender.lag import Lag
+from shoal.scheduler.extender.memory.holds import SECONDS, Holds
+from shoal.scheduler.extender.memory.lag import Lag
+from shoal.scheduler.extender.memory.refused import Refused
 from shoal.scheduler.extender.preempting import Planning, Preempt
-from shoal.scheduler.extender.refused import Refused
 from shoal.scheduler.extender.scoring import Prioritize
 from shoal.scheduler.extender.wire import Filtered, WireError
 from shoal.scheduler.metrics import Metrics

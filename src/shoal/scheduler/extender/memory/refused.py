@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from shoal.kube.objects.pod import Pod
+from shoal.model.request import Request
 from shoal.placement.books.columns import BoolArray
 from shoal.placement.errors import PolicyError
 from shoal.scheduler.books.books import Books
@@ -55,19 +56,24 @@ class Refused:
         if not self._pods or version == self._looked_at:
             return []
         found: list[Pod] = []
+        #: Pods mostly come in a few kinds: where one fits is found out once for all of its kind.
+        where: dict[Request, BoolArray] = {}
         for uid, (pod, among) in list(self._pods.items()):
             if len(found) == AT_ONCE:
                 return found
-            if self._fits(pod, among):
+            request = self._books.request(pod)
+            fits = where.get(request)
+            if fits is None:
+                fits = where[request] = self._fitting(request)
+            if np.logical_and(fits[: len(among)], among[: len(fits)]).any():
                 del self._pods[uid]
                 found.append(pod)
         self._looked_at = version
         return found
 
-    def _fits(self, pod: Pod, among: BoolArray) -> bool:
+    def _fitting(self, request: Request) -> BoolArray:
         try:
-            worths = self._books.engine.worths(self._books.request(pod))
+            fits: BoolArray = self._books.engine.worths(request) > -np.inf
         except PolicyError:
-            return False  # told when it is asked for
-        rows = min(len(worths), len(among))
-        return bool(np.any(worths[:rows][among[:rows]] > -np.inf))
+            return np.zeros(0, np.bool_)  # told when it is asked for
+        return fits

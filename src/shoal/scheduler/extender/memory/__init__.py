@@ -1,0 +1,1 @@
+"""What is remembered of pods between the requests of kube-scheduler."""
