@@ -3,14 +3,11 @@
 import asyncio
 import json
 import time
-import uuid
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from aiohttp import web
 
-from shoal.kube.access.load import load_access
 from shoal.kube.client import Client
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import NODES, PODS
@@ -19,26 +16,6 @@ from shoal.model.node import node_gpus
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.fake_kubelet import EXIT_CODE, RUNS_FOR
 from tests.testbed.fake_nodes import CARD_MIB, FakeNodes, each
-
-
-@pytest.fixture
-async def client(control_plane: ControlPlane) -> AsyncIterator[Client]:
-    access = load_access(environ={}, home=Path("/"), kubeconfig=control_plane.api.kubeconfig())
-    async with Client(access) as client:
-        yield client
-
-
-@pytest.fixture
-async def room(control_plane: ControlPlane, client: Client) -> AsyncIterator[str]:
-    """A namespace on the control plane; its pods go with the test."""
-    name = f"test-{uuid.uuid4().hex[:12]}"
-    control_plane.api.create_namespace(name)
-    yield name
-    pods = (await client.list(PODS, namespace=name)).items
-    await each(
-        [pod.metadata.name for pod in pods],
-        lambda pod: client.delete(PODS, pod, namespace=name, grace_seconds=0),
-    )
 
 
 def pod(name: str, annotations: dict[str, str] | None = None, **limits: str) -> dict:

@@ -1,33 +1,5 @@
-"""A client and a namespace on the real control plane."""
+"""The tests on a real control plane have a client and a namespace of their own."""
 
-import uuid
-from collections.abc import AsyncIterator
-from pathlib import Path
+from tests.testbed.room import client, room
 
-import pytest
-
-from shoal.kube.access.load import load_access
-from shoal.kube.client import Client
-from shoal.kube.resources import PODS
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.fake_nodes import each
-
-
-@pytest.fixture
-async def client(control_plane: ControlPlane) -> AsyncIterator[Client]:
-    access = load_access(environ={}, home=Path("/"), kubeconfig=control_plane.api.kubeconfig())
-    async with Client(access) as client:
-        yield client
-
-
-@pytest.fixture
-async def room(control_plane: ControlPlane, client: Client) -> AsyncIterator[str]:
-    """A namespace on the control plane; its pods go with the test."""
-    name = f"test-{uuid.uuid4().hex[:12]}"
-    control_plane.api.create_namespace(name)
-    yield name
-    pods = (await client.list(PODS, namespace=name)).items
-    await each(
-        [pod.metadata.name for pod in pods],
-        lambda pod: client.delete(PODS, pod, namespace=name, grace_seconds=0),
-    )
+__all__ = ["client", "room"]

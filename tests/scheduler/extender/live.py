@@ -20,7 +20,7 @@ from shoal.kube.store import Store
 from shoal.scheduler.binder import Binder
 from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender.filtering import OFFER_ALL, Offer
-from shoal.scheduler.extender.holds import SECONDS
+from shoal.scheduler.extender.memory.holds import SECONDS
 from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.extender.tls import TlsFiles
 from shoal.scheduler.extender.verbs import Verbs

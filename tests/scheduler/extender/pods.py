@@ -1,8 +1,10 @@
 """Pods on a real control plane: made in short words, and waited for."""
 
 import asyncio
+import json
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 from shoal.kube.client import Client
 from shoal.kube.objects.pod import Pod
@@ -39,3 +41,15 @@ async def until(client: Client, namespace: str, holds: Callable[[list[Pod]], boo
 
 def all_bound(pods: list[Pod]) -> bool:
     return all(pod.spec.node_name for pod in pods)
+
+
+def used(pods: Iterable[Pod]) -> Counter[str]:
+    """MiB held of each card, by UUID, as the pods' own records tell; a whole card counts 16 GiB."""
+    held: Counter[str] = Counter()
+    for holder in pods:
+        record = json.loads(holder.metadata.annotations["shoal.dev/allocation"])
+        assert record["node"] == holder.spec.node_name
+        for container in record["containers"]:
+            for card in container["cards"]:
+                held[card["uuid"]] += 16384 if card.get("exclusive") else card.get("memory", 0)
+    return held

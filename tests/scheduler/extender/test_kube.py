@@ -1,11 +1,9 @@
 """The stock kube-scheduler, configured as printed, schedules GPU pods through the extender."""
 
 import functools
-import json
 import time
 import uuid
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -14,29 +12,17 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import CLAIMS, PODS, STORAGE_CLASSES, VOLUMES
 from shoal.model.contract import gpushare
 from shoal.scheduler.extender.filtering import OFFER_ALL
-from shoal.scheduler.extender.holds import SECONDS
+from shoal.scheduler.extender.memory.holds import SECONDS
 from shoal.scheduler.extender.tls import TlsFiles
 from shoal.scheduler.kube_scheduler import Mode, Tls
 from tests.scheduler.extender.live import live
-from tests.scheduler.extender.pods import CLASSES, all_bound, pod, until
+from tests.scheduler.extender.pods import CLASSES, all_bound, pod, until, used
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.fake_nodes import FakeNodes, each
 
 
 def are(count: int, pods: list[Pod]) -> bool:
     return len(pods) == count
-
-
-def used(pods: Iterable[Pod]) -> Counter[str]:
-    """MiB held of each card, by UUID, as the pods' own records tell; a whole card counts 16 GiB."""
-    held: Counter[str] = Counter()
-    for holder in pods:
-        record = json.loads(holder.metadata.annotations["shoal.dev/allocation"])
-        assert record["node"] == holder.spec.node_name
-        for container in record["containers"]:
-            for card in container["cards"]:
-                held[card["uuid"]] += 16384 if card.get("exclusive") else card.get("memory", 0)
-    return held
 
 
 @pytest.mark.parametrize("all_up_to", [OFFER_ALL, 0], ids=["all that fit", "the best alone"])

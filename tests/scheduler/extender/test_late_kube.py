@@ -12,7 +12,7 @@ from shoal.kube.resources import PODS
 from tests.kube.relay import Relay
 from tests.scheduler.chaos.replicas import through
 from tests.scheduler.extender.live import live
-from tests.scheduler.extender.pods import CLASSES, all_bound, pod, until
+from tests.scheduler.extender.pods import CLASSES, all_bound, pod, until, used
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.fake_nodes import FakeNodes
 
@@ -40,7 +40,9 @@ async def test_a_card_that_is_freed_unheard_of_is_given_when_it_is_heard_of(
             await until(client, room, lambda _: refused() > before)
             await until_quiet(refused)
             relay.unblock()
-            await until(client, room, all_bound)
+            pods = await until(client, room, all_bound)
+    assert {pod.metadata.name for pod in pods} == {"second", "third"}
+    assert max(used(pods).values()) == 10 * 1024, "a card each"
 
 
 async def until_quiet(count: Callable[[], float]) -> None:
