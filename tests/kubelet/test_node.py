@@ -4,6 +4,7 @@ import json
 
 from tests.kubelet.pods import FOREVER, Pods, container, pod
 from tests.testbed.node import Node
+from tests.testbed.node_config import KUBELET_ROOT
 from tests.testbed.node_fixtures import NewNode
 
 
@@ -32,6 +33,12 @@ def test_node_keeps_to_itself(kubelet: Node, pods: Pods):
     assert processes[:1] == ["1"]
     assert "kubelet" in processes
     assert "pytest" not in processes
+
+
+def test_kubelet_finds_its_folder_as_systemd_would_leave_it(kubelet: Node):
+    mounts = [line for line in kubelet.run(["cat", "/proc/self/mountinfo"]).splitlines() if KUBELET_ROOT in line.split()]
+    assert len(mounts) == 1, "kubelet mounted its folder over itself"
+    assert " shared:" in mounts[0]
 
 
 def test_two_nodes_side_by_side(kubelet: Node, new_node: NewNode, pods: Pods):

@@ -46,6 +46,9 @@ def _mount_all(binds: dict[str, str]) -> None:
     for target, source in binds.items():
         Path(target).mkdir(parents=True)
         _run("mount", "--bind", source, target)
+        # As under systemd. Where it is not, kubelet mounts its folder over itself while it makes the PodResources
+        # socket in there, and now and then the two meet: kubelet exits.
+        _run("mount", "--make-shared", target)
     for name, value in _SYSCTLS.items():
         shown = Path("/run/sysctl") / name
         shown.parent.mkdir(parents=True, exist_ok=True)
