@@ -1,6 +1,7 @@
 """The manifests of the scheduler: taken by a real API server, and as the code has it."""
 
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,29 @@ def test_a_real_api_server_takes_them(apiserver: ApiServer, folder: str) -> None
     budget = "poddisruptionbudget.policy/shoal-scheduler"
     for made in ("deployment.apps/shoal-scheduler", f"service/{gpushare.EXTENDER_NAME}", shoal.POLICY_PODS, budget):
         assert made in said
+
+
+@pytest.mark.parametrize("how", ["create", "apply"])
+def test_the_service_takes_the_place_of_gpushares(new_apiserver: Callable[[], ApiServer], how: str) -> None:
+    """gpushare's own is there, made in either way; what its fields leave behind must not lead to nobody, or to both."""
+    api = new_apiserver()
+    theirs = {"app": "gpushare", "component": gpushare.EXTENDER_NAME}
+    port = {"name": "http", "port": gpushare.PORT_MANIFEST, "targetPort": gpushare.PORT_MANIFEST}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": gpushare.EXTENDER_NAME, "namespace": gpushare.EXTENDER_NAMESPACE, "labels": theirs},
+        "spec": {"type": "NodePort", "selector": theirs, "ports": [{**port, "nodePort": gpushare.PORT_NODE}]},
+    }
+    api.kubectl(how, "-f", "-", input=json.dumps(service))
+    api.kubectl("apply", "-k", str(DEPLOY / "scheduler"))
+    found = api.request("GET", f"/api/v1/namespaces/{gpushare.EXTENDER_NAMESPACE}/services/{gpushare.EXTENDER_NAME}")
+    selector = found["spec"]["selector"].items()
+    ours = one("scheduler", "Deployment", "shoal-scheduler")["spec"]["template"]["metadata"]["labels"]
+    assert selector <= ours.items(), "it leads to nobody"
+    assert not selector <= theirs.items(), "it leads to gpushare's pods too"
+    (led,) = found["spec"]["ports"]
+    assert (led["targetPort"], led["nodePort"]) == ("http", gpushare.PORT_NODE)
 
 
 @pytest.mark.parametrize(("folder", "name"), [("scheduler", "shoal-scheduler"), ("scheduler-second", "gpu-scheduler")])
