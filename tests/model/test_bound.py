@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,6 +81,28 @@ def test_an_unbound_pod_has_no_decision(node: object) -> None:
 def test_a_record_of_another_pod(made: Allocation, says: str) -> None:
     with pytest.raises(CodecError, match=says):
         read(pod({"shoal.dev/allocation": shoal.encode_allocation(made)}))
+
+
+COUNTED = NodeGpus("n1", (Gpu("shoal-n1-0", 0, 16276), Gpu("shoal-n1-1", 1, 16276)))
+
+
+@pytest.mark.parametrize(
+    ("made_for", "node", "names"),
+    [
+        ("shoal-n1-1", NODE, "GPU-b"),
+        ("GPU-gone", COUNTED, "shoal-n1-1"),
+        ("shoal-n1-1", COUNTED, "shoal-n1-1"),
+        ("GPU-gone", NODE, "GPU-gone"),
+        ("shoal-n1-1", NodeGpus("n1", NODE.gpus[:1]), "shoal-n1-1"),
+        ("shoal-n1-1", NodeGpus("n1"), "shoal-n1-1"),
+    ],
+    ids=["listed since", "counted since", "still counted", "another card now", "gone", "not known"],
+)
+def test_a_card_without_a_name_is_known_by_its_index(made_for: str, node: NodeGpus, names: str) -> None:
+    card = CardShare(made_for, 1, Share(3072))
+    made = Allocation("n1", (ContainerAllocation("main", (card,)),), "binpack")
+    found = read(pod({"shoal.dev/allocation": shoal.encode_allocation(made)}), node)
+    assert found == Allocation("n1", (ContainerAllocation("main", (replace(card, uuid=names),)),), "binpack")
 
 
 def test_another_node() -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -109,9 +110,12 @@ class History(RuleBasedStateMachine):
         self.open: dict[str, tuple[str, dict[str, str]]] = {}
         self.names = 0
 
-    @rule(name=st.sampled_from(NODES), sizes=st.lists(st.sampled_from([16, 24]), max_size=4))
-    def set_node(self, name: str, sizes: list[int]) -> None:
+    @rule(name=st.sampled_from(NODES), sizes=st.lists(st.sampled_from([16, 24]), max_size=4), counted=st.booleans())
+    def set_node(self, name: str, sizes: list[int], counted: bool) -> None:
+        """An agent tells the node's cards, or a plugin that only counts them."""
         manifest = node_object(name, cards(name, sizes))
+        if counted:
+            del manifest["metadata"]["annotations"]
         self.nodes[name] = msgspec.convert(manifest, Node)
         self.told.see_node(self.nodes[name])
 
@@ -211,10 +215,12 @@ class History(RuleBasedStateMachine):
     def _told_by_annotations(self, pod: Pod) -> bool:
         """The pod's cards are certain: by UUID, or by the index of a card that its node has."""
         annotations = pod.metadata.annotations
+        node = self.nodes.get(pod.spec.node_name)
+        if node is None:
+            return False
         if "shoal.dev/allocation" in annotations:
             return True
-        node = self.nodes.get(pod.spec.node_name)
-        if node is None or "ALIYUN_COM_GPU_MEM_IDX" not in annotations:
+        if "ALIYUN_COM_GPU_MEM_IDX" not in annotations:
             return False
         books = self.told.books.engine.ledger.node(node.metadata.name)
         asks = "aliyun.com/gpu-mem" in pod.spec.containers[0].resources.limits
@@ -245,6 +251,30 @@ def test_card_taken_by_two_is_told_once_and_takes_nothing_new() -> None:
         "delete or move one of them"
     ]
     assert told.books.place(a_pod("c", {"aliyun.com/gpu-mem": "1"})) is None
+
+
+@pytest.mark.parametrize("annotated", [True, False], ids=["decided", "guessed"])
+def test_pods_stay_booked_when_somebody_else_tells_the_cards(annotated: bool) -> None:
+    """An agent takes the place of a plugin that only counts, and goes again: the cards get other names."""
+    told = Told()
+    counted, listed = node_object("n0", cards("n0", [16, 16])), node_object("n0", cards("n0", [16, 16]))
+    del counted["metadata"]["annotations"]
+    told.see_node(msgspec.convert(counted, Node))
+    pod = a_pod("a", {"aliyun.com/gpu-mem": "12"})
+    allocation = told.books.place(pod)
+    assert allocation is not None
+    inventory = told.books.engine.ledger.node("n0").inventory  # type: ignore[union-attr]
+    assert inventory is not None
+    written = annotations_of(pod, allocation, inventory=inventory, unit=MemoryUnit.GIB, now_ns=1)
+    told.see(bound(pod, "n0", written if annotated else {}))
+    for manifest, name in ((listed, "GPU-n0-0"), (counted, "shoal-n0-0"), (listed, "GPU-n0-0")):
+        told.see_node(msgspec.convert(manifest, Node))
+        assert list(told.held()["uid-a"][1]) == [name]
+        other = told.books.place(a_pod("b", {"aliyun.com/gpu-mem": "12"}))
+        assert other is not None
+        assert [card.index for card in other.containers[0].cards] == [1]
+        told.books.cancel("uid-b")
+    assert [reason for _, reason, _ in told.reports] == []
 
 
 def test_pod_without_a_decision_holds_a_card_nobody_else_gets() -> None:

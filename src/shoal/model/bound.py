@@ -3,14 +3,18 @@
 Shoal's own record is the full one and comes first; then gpushare's annotations, then KETI's, so that pods placed by
 those schedulers are counted too. A record that cannot be read, or does not belong to this pod, is an error and never
 an empty answer: the pod holds cards, only nobody knows which.
+
+Who publishes a node's cards may change under its pods: Shoal's agent, which knows UUIDs, takes the place of a plugin
+that only counts, or the other way round. A card that has a made-up name on one side is known by its index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
-from shoal.model.allocation import Allocation
+from shoal.model.allocation import Allocation, CardShare
 from shoal.model.contract import gpushare, keti, shoal, text
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, RequestError, shown
@@ -41,7 +45,7 @@ def allocation_of_manifest(manifest: PodManifest, *, node: NodeGpus, unit: Memor
         raise CodecError(f"the pod is bound to {shown(manifest.node)}, not to {shown(node.name)}: give its own node")
     own = text.value_of(manifest.annotations, shoal.ANNOTATION_ALLOCATION)
     if own is not None:
-        return _belongs(shoal.decode_allocation(own), manifest)
+        return on_cards(_belongs(shoal.decode_allocation(own), manifest), node)
     if not any(key in manifest.annotations for key in _FOREIGN):
         return None
     try:
@@ -68,3 +72,24 @@ def _belongs(allocation: Allocation, pod: PodManifest) -> Allocation:
                 "the pod does not have: remove the annotation from the manifest and create the pod again"
             )
     return allocation
+
+
+def on_cards(allocation: Allocation, node: NodeGpus) -> Allocation:
+    """The decision with the names that the node's cards go by now. A card that is gone keeps its own."""
+    names = {gpu.index: gpu.uuid for gpu in node.gpus}
+    known = set(names.values())
+    if all(card.uuid in known for container in allocation.containers for card in container.cards):
+        return allocation
+
+    def named(card: CardShare) -> CardShare:
+        name = names.get(card.index)
+        if name is None or card.uuid in known or not (shoal.is_made_up(card.uuid) or shoal.is_made_up(name)):
+            return card
+        return replace(card, uuid=name)
+
+    return replace(
+        allocation,
+        containers=tuple(
+            replace(container, cards=tuple(map(named, container.cards))) for container in allocation.containers
+        ),
+    )

@@ -60,7 +60,7 @@ class Play:
             else:
                 self._change_node(name, self._nodes[short], made)
             self._nodes[short] = made
-            cards = shorthand.cards(name, (told or {}).get("gpus", 0))
+            cards = (*shorthand.cards(name, (told or {}).get("gpus", 0)), *shorthand.counted(name, told or {}))
             self._sizes.setdefault(name, {}).update({card.uuid: card.memory_mib for card in cards})
 
     def _change_node(self, name: str, old: Object, new: Object) -> None:

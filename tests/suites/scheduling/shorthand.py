@@ -67,6 +67,13 @@ def cards(node: str, gpus: Any) -> list[Gpu]:
     return made
 
 
+def counted(node: str, short: Object) -> list[Gpu]:
+    """The cards of a node that only counts memory, in GiB; that of card 1 of node x goes by the name shoal-x-1."""
+    capacity = short.get("capacity", {})
+    count = capacity.get("aliyun.com/gpu-count", 0)
+    return [Gpu(f"shoal-{node}-{index}", index, capacity[RESOURCES["mem"]] // count * 1024) for index in range(count)]
+
+
 def pod(name: str, short: Object) -> Object:
     """The pod object."""
     _check(short, _POD)

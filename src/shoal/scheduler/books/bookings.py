@@ -84,6 +84,12 @@ def booking(pod: Pod, request: Request, allocation: Allocation) -> Booking:
     return Booking(pod.metadata.uid, allocation, request.cpu_milli, request.memory_mib)
 
 
+def on_its_cards(booking: Booking, node: NodeBooks | None) -> bool:
+    """Whether the node has all cards of the booking, by the names that are booked: they change with who tells them."""
+    there = set() if node is None else {card.inventory.uuid for card in node.slots}
+    return all(card.uuid in there for container in booking.allocation.containers for card in container.cards)
+
+
 def on_emptiest_cards(node: NodeBooks | None, name: str, request: Request) -> Allocation:
     """The request on the cards with the most memory free, fit or not. A node without cards has none to give."""
     cards = [] if node is None else [card.inventory for card in node.slots]

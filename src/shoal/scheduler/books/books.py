@@ -24,6 +24,7 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import manifest_of
 from shoal.kube.store import Change, Kind
 from shoal.model.allocation import Allocation
+from shoal.model.bound import on_cards
 from shoal.model.contract import gpushare
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, RequestError
@@ -34,7 +35,7 @@ from shoal.placement.books.columns import BoolArray, FloatArray
 from shoal.placement.books.ledger import Booking
 from shoal.placement.engine import Engine
 from shoal.placement.errors import BookingError, PolicyError
-from shoal.scheduler.books.bookings import Origin, decision_in, holding_of, on_emptiest_cards
+from shoal.scheduler.books.bookings import Origin, decision_in, holding_of, on_emptiest_cards, on_its_cards
 from shoal.scheduler.books.node_news import node_news
 from shoal.scheduler.books.requests import Requests
 from shoal.scheduler.feasibility.cluster import Cluster
@@ -231,9 +232,11 @@ class Books:
         assert books is not None
         self.rows[name] = books.row
         self.cluster.set_node(books.row, node)
-        for uid in list(books.pods):
+        for uid, booking in list(books.pods.items()):
             seen, pod = self._seen.get(uid), self._pods.get(uid)
-            if pod is not None and seen is not None and seen.origin is not Origin.OWN:
+            if pod is None or seen is None:
+                continue
+            if seen.origin is not Origin.OWN or not on_its_cards(booking, books):
                 self._unsee(uid)
                 self._hold(pod)
         self._look_for_over_booking(name)
@@ -280,6 +283,8 @@ class Books:
             return False
         if (request.cpu_milli, request.memory_mib) != (booking.cpu_milli, booking.memory_mib):
             return False
+        if not on_its_cards(booking, self.engine.ledger.node(seen.node)):
+            return False
         self.engine.confirm(booking, request)
         return True
 
@@ -312,8 +317,10 @@ class Books:
     def _guess(self, pod: Pod, request: Request) -> Allocation:
         uid, node = pod.metadata.uid, pod.spec.node_name
         held = self.engine.ledger.booking(uid)
+        books = self.engine.ledger.node(node)
         if held is not None and held.node == node:
-            return held.allocation
+            inventory = None if books is None else books.inventory
+            return held.allocation if inventory is None else on_cards(held.allocation, inventory)
         row = self.row(node)
         if row is not None:
             try:
@@ -322,7 +329,7 @@ class Books:
                 allocation = None  # told when somebody tries to place it
             if allocation is not None:
                 return allocation
-        return on_emptiest_cards(self.engine.ledger.node(node), node, request)
+        return on_emptiest_cards(books, node, request)
 
     def _leave(self, uid: str, leave: Callable[[str], None], *, quietly: bool = False) -> None:
         """The pod holds nothing any more: it is gone (`engine.remove`), or waits again (`engine.release`)."""
