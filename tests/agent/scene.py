@@ -22,11 +22,11 @@ from shoal.agent.node.runtimes import Strategy
 from shoal.agent.nvidia.source import ConfigSource
 from shoal.agent.plugins.serving import Serving
 from shoal.agent.starts.answers import Answers
-from shoal.agent.starts.checkpoint import Checkpoint
 from shoal.agent.starts.decisions import Decisions
+from shoal.agent.starts.evidence.checkpoint import Checkpoint
+from shoal.agent.starts.evidence.identity import PodResources
 from shoal.agent.starts.gate import Gate
 from shoal.agent.starts.grants import Grants
-from shoal.agent.starts.identity import PodResources
 from shoal.agent.starts.marks import Marks
 from shoal.agent.starts.partitions import PartitionStarts
 from shoal.agent.starts.specs import Specs, qualified
@@ -66,7 +66,7 @@ class Scene:
         self.checkpoint = Checkpoint(paths.checkpoint)
         self.specs = Specs(paths)
         gate = Gate(self.pods, self.specs, unit=UNIT, limits=NO_LIMITS, isolated=lambda: True)
-        decisions = Decisions(client, self.pods, unit=UNIT, chooses=True, now_ns=time.time_ns)
+        decisions = Decisions(client, self.pods, self.checkpoint, unit=UNIT, chooses=True, now_ns=time.time_ns)
         self.grants = Grants(
             recorder,
             self.pods,

@@ -33,11 +33,11 @@ from shoal.agent.nvidia.config import NvidiaConfig
 from shoal.agent.nvidia.source import ConfigSource
 from shoal.agent.plugins.serving import SOCKETS, Serving, comes_and_goes, remove_sockets
 from shoal.agent.starts.answers import Answers
-from shoal.agent.starts.checkpoint import Checkpoint
 from shoal.agent.starts.decisions import Decisions
+from shoal.agent.starts.evidence.checkpoint import Checkpoint
+from shoal.agent.starts.evidence.identity import PodResources
 from shoal.agent.starts.gate import Gate
 from shoal.agent.starts.grants import Grants
-from shoal.agent.starts.identity import PodResources
 from shoal.agent.starts.marks import Marks
 from shoal.agent.starts.partitions import PartitionStarts
 from shoal.agent.starts.specs import Specs
@@ -137,12 +137,14 @@ class Agent:
             pod_resources = await stack.enter_async_context(PodResources(self._paths.pod_resources))
             strategy = self._strategy()
             limits = self._build_limits(strategy)
-            grants = self._grants(pod_resources, strategy)
+            decisions = self._decisions()
+            grants = self._grants(pod_resources, strategy, decisions)
             self.serving = serving = self._serve(grants)
             marks = Marks(self._client, self.pods, grants.isolation)
             follow = self._followers(serving, grants, marks)
             self._cards_changed()
             await follow.first()
+            await decisions.inherit()
             stack.callback(serving.stop)
             serving.start(group)
             tasks.append(group.create_task(grants.look_ahead(), name="witness"))
@@ -166,12 +168,20 @@ class Agent:
         self._limits = limits
         return limits
 
-    def _grants(self, pod_resources: PodResources, strategy: Strategy) -> Grants:
+    def _decisions(self) -> Decisions:
+        return Decisions(
+            self._client,
+            self.pods,
+            self._checkpoint,
+            unit=self.config.memory_unit,
+            chooses=self.config.without_allocation is Unplaced.CHOOSE,
+            now_ns=time.time_ns,
+        )
+
+    def _grants(self, pod_resources: PodResources, strategy: Strategy, decisions: Decisions) -> Grants:
         self._specs.remove_drafts()
         unit = self.config.memory_unit
         gate = Gate(self.pods, self._specs, unit=unit, limits=self._limits, isolated=lambda: self.node.isolated)
-        chooses = self.config.without_allocation is Unplaced.CHOOSE
-        decisions = Decisions(self._client, self.pods, unit=unit, chooses=chooses, now_ns=time.time_ns)
         by_mounts = strategy is Strategy.VOLUME_MOUNTS
         return Grants(
             self._recorder,

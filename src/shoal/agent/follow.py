@@ -23,7 +23,7 @@ from shoal.agent.nvidia.source import ConfigSource
 from shoal.agent.plugins import devices
 from shoal.agent.plugins.offers import offers
 from shoal.agent.plugins.serving import Serving, comes_and_goes
-from shoal.agent.starts.checkpoint import Checkpoint
+from shoal.agent.starts.evidence.checkpoint import Checkpoint
 from shoal.agent.starts.gate import start_of
 from shoal.agent.starts.grants import Grants
 from shoal.agent.starts.marks import Marks

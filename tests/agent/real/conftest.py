@@ -16,7 +16,7 @@ from shoal.gpu.describe import parse_cards
 from shoal.gpu.simulated import SimulatedNvml
 from tests.agent.lab import Lab
 from tests.gpu.conftest import nvml_library  # noqa: F401 - fixture
-from tests.kubelet.conftest import pods  # noqa: F401 - fixture
+from tests.kubelet.conftest import plugin_loop, pods  # noqa: F401 - fixtures
 from tests.kubelet.pods import Pods
 from tests.testbed.node import Node
 from tests.testbed.node_fixtures import NewNode

@@ -8,8 +8,8 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from shoal.agent.starts.checkpoint import Checkpoint, decode
-from shoal.agent.starts.identity import PodResources
+from shoal.agent.starts.evidence.checkpoint import Checkpoint, decode
+from shoal.agent.starts.evidence.identity import PodResources
 from shoal.kubelet.api import podresources_pb2 as api
 from shoal.kubelet.api import podresources_pb2_grpc as rpc
 from tests.agent.starts.test_starts import REAL

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.agent.errors import RefusedError
 from shoal.agent.node.pods import Known
-from shoal.agent.starts.checkpoint import Record
+from shoal.agent.starts.evidence.checkpoint import Record
 from shoal.agent.starts.partitions import PartitionStarts
 from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.model.contract import nvidia

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 
 from shoal.agent.errors import IdentityError
 from shoal.agent.node import runtimes
+from shoal.agent.node.holdings import Holding
 from shoal.agent.node.paths import HostPaths
 from shoal.agent.starts import matching
-from shoal.agent.starts.checkpoint import Checkpoint, Record, decode, holders
 from shoal.agent.starts.edits import Scene, container_edits
+from shoal.agent.starts.evidence.checkpoint import Checkpoint, Record, decode, holders
+from shoal.agent.starts.evidence.inherited import allocation_by
 from shoal.agent.starts.grants import recorded_names
 from shoal.agent.starts.matching import Given, Offer
 from shoal.agent.starts.specs import Specs, device_name, qualified
@@ -24,7 +27,7 @@ from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.contract import gpushare, keti, nvidia
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu, NodeGpus
-from shoal.model.request import Share
+from shoal.model.request import ContainerRequest, Request, Share
 
 R = gpushare.RESOURCE_MEMORY
 STRATEGIES = yaml.safe_load((Path(__file__).parent / "strategies.yaml").read_text())
@@ -196,9 +199,47 @@ def test_vendors_spec_brings_its_edits_and_loses_on_the_environment(by: str):
 def test_answers_tell_their_cards():
     for by_mounts in (False, True):
         response = matching.answer(entry(2, 0), edits(entry(2, 0), R), by_mounts=by_mounts)
-        assert matching.given_cards(response) == ("GPU-2", "GPU-0")
+        assert matching.given_cards(response, NODE) == ("GPU-2", "GPU-0")
     assert response.envs[nvidia.ENV_VISIBLE_DEVICES] == nvidia.VISIBLE_DEVICES_DIRECTORY
     assert {mount.host_path for mount in response.mounts} == {"/dev/null"}
+
+
+# From another plugin
+
+ASKS = Holding(Request((ContainerRequest("main", 2, SHARE),)), resources={"main": R})
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        api.ContainerAllocateResponse(envs={nvidia.ENV_VISIBLE_DEVICES: "2,0"}),
+        api.ContainerAllocateResponse(envs={nvidia.ENV_VISIBLE_DEVICES: "GPU-2,GPU-0"}),
+        api.ContainerAllocateResponse(
+            cdi_devices=[api.CDIDevice(name=f"k8s.device-plugin.nvidia.com/gpu={name}") for name in ("GPU-2", "GPU-0")]
+        ),
+    ],
+    ids=["by index", "by UUID", "by CDI"],
+)
+def test_cards_from_another_plugin_are_those_of_its_answer(response: api.ContainerAllocateResponse):
+    given = record("a", "main", "GPU-2 GPU-0", response)
+    assert allocation_by([given], ASKS, NODE) == Allocation("n", (entry(2, 0),))
+
+
+@pytest.mark.parametrize(
+    ("ids", "cards"),
+    [("m0 m1", "2,0"), ("x y", "2"), ("x y", "2,7"), ("x y", ""), ("x y", "no-gpu-has-3GiB-to-run")],
+    ids=["our own devices", "too few", "no such card", "nothing told", "none was given"],
+)
+def test_what_another_plugin_does_not_tell_is_not_made_up(ids: str, cards: str):
+    response = api.ContainerAllocateResponse(envs={nvidia.ENV_VISIBLE_DEVICES: cards})
+    assert allocation_by([record("a", "main", ids, response)], ASKS, NODE) is None
+    assert allocation_by([], ASKS, NODE) is None
+
+
+def test_replicas_of_another_plugin_are_not_taken_for_shares():
+    response = api.ContainerAllocateResponse(envs={nvidia.ENV_VISIBLE_DEVICES: "2,0"})
+    given = record("a", "main", "GPU-2::0 GPU-0::1", response)
+    assert allocation_by([given], replace(ASKS, sliced=frozenset({"main"})), NODE) is None
 
 
 OFFERS = st.lists(st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]), max_size=6).map(

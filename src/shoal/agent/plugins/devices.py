@@ -170,13 +170,23 @@ def settled(resource: str, listed: Listing, count: Count, in_use: Set[str]) -> i
 
 
 def is_below(resource: str, device: str, number: int) -> bool:
-    """Whether a device is one of the first so many of a resource. Who served it before may have left other IDs."""
-    prefix = _PREFIXES[resource]
+    """Whether a device is one of the first so many of a resource."""
+    own = _number(resource, device)
+    return own is not None and own < number
+
+
+def is_own(resource: str, device: str) -> bool:
+    """Whether a device is one of the agent's: who served the resource before may have left other IDs."""
+    return _number(resource, device) is not None
+
+
+def _number(resource: str, device: str) -> int | None:
+    prefix = _PREFIXES.get(resource, "")
     try:
         own = int(device.removeprefix(prefix), 16)
     except ValueError:
-        return False
-    return own < number and device == f"{prefix}{own:x}"
+        return None
+    return own if prefix and device == f"{prefix}{own:x}" else None
 
 
 def fits_a_message(resource: str, units: int) -> bool:

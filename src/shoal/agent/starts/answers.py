@@ -15,8 +15,9 @@ from shoal.agent.errors import RefusedError
 from shoal.agent.node.holdings import fits, used
 from shoal.agent.node.pods import Known, NodePods
 from shoal.agent.starts import matching
-from shoal.agent.starts.checkpoint import Checkpoint, Record
 from shoal.agent.starts.decisions import Decisions
+from shoal.agent.starts.evidence.checkpoint import Checkpoint, Record
+from shoal.agent.starts.evidence.inherited import is_inherited
 from shoal.agent.starts.gate import Gate
 from shoal.agent.starts.matching import Given, Offer
 from shoal.kubelet.api import deviceplugin_pb2 as api
@@ -98,7 +99,7 @@ class Answers:
         """What answers have given so far: those in kubelet's record for pods that live, and those on their way."""
         alive = {known.uid for known in self._pods}
         records = [one for one in self._checkpoint.records() if one.resource == resource and one.pod_uid in alive]
-        given = [Given(matching.given_cards(one.response()), one.pod_uid, one.container) for one in records]
+        given = [Given(self._cards(one), one.pod_uid, one.container) for one in records]
         recorded = [(one.ids, found.cards) for one, found in zip(records, given, strict=True)]
         now = self._clock()
         self._pending = [
@@ -108,17 +109,22 @@ class Answers:
         ]
         return given + [one.given for one in self._pending if one.resource == resource]
 
+    def _cards(self, record: Record) -> tuple[str, ...]:
+        return matching.given_cards(record.response(), self._pods.node)
+
     async def verify(self, known: Known, record: Record) -> None:
         """Make the pod's allocation say what its container gets. RefusedError if that cannot be."""
         async with self._one_at_a_time:
             known = self._pods.get(known.uid) or known
             entry = known.holding.entry(record.container)
             response = record.response()
-            cards = matching.given_cards(response)
+            cards = self._cards(record)
             if entry is not None and cards != tuple(card.uuid for card in entry.cards):
                 await self._swap(known, record, cards)
                 known = self._pods.get(known.uid) or known
             entry = self._gate.entry(known, record.container)
+            if is_inherited(record):
+                return  # it has the environment of another plugin, and its cards
             wanted = matching.answer(entry, self._gate.edits(known, entry), by_mounts=self._by_mounts)
             if not cards or any(response.envs.get(name) != value for name, value in wanted.envs.items()):
                 raise RefusedError(
@@ -131,7 +137,7 @@ class Answers:
         resource = record.resource
         count = len(record.ids)
         mine = [one for one in self._checkpoint.records() if one.resource == resource]
-        true = {(one.pod_uid, one.container): matching.given_cards(one.response()) for one in mine if one is not record}
+        true = {(one.pod_uid, one.container): self._cards(one) for one in mine if one is not record}
         for offer in matching.offers(self._pods, resource, count):
             if offer.uid == known.uid or offer.cards != cards or true.get((offer.uid, offer.container)) == offer.cards:
                 continue  # itself, another card, or one that has what its allocation says

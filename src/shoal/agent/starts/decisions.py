@@ -7,10 +7,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from shoal.agent.errors import RefusedError
+from shoal.agent.errors import AgentError, RefusedError
 from shoal.agent.node.holdings import Holding, used
 from shoal.agent.node.pods import Known, NodePods
 from shoal.agent.starts.choice import choose
+from shoal.agent.starts.evidence.checkpoint import Checkpoint
+from shoal.agent.starts.evidence.inherited import allocation_by
 from shoal.kube.client import Client
 from shoal.kube.errors import KubeError
 from shoal.kube.resources import PODS
@@ -25,14 +27,41 @@ class Decisions:
     """Chooses cards for pods that came without, if it may (`chooses`), and writes allocations down."""
 
     def __init__(
-        self, client: Client, pods: NodePods, *, unit: MemoryUnit, chooses: bool, now_ns: Callable[[], int]
+        self,
+        client: Client,
+        pods: NodePods,
+        checkpoint: Checkpoint,
+        *,
+        unit: MemoryUnit,
+        chooses: bool,
+        now_ns: Callable[[], int],
     ) -> None:
         self.chooses = chooses
         self._client = client
         self._pods = pods
+        self._checkpoint = checkpoint
         self._unit = unit
         self._now_ns = now_ns
         self._choosing = asyncio.Lock()
+
+    async def inherit(self) -> None:
+        """Write down what pods have from another plugin that nobody wrote down, so that schedulers know of it."""
+        for known in list(self._pods):
+            holding = known.holding
+            if holding.allocation is not None or holding.problem or not known.any_begun:
+                continue
+            try:
+                await self._inherited(known)
+            except AgentError as error:
+                log.warning("pod %s: %s", "/".join(known.key), error)
+
+    async def _inherited(self, known: Known) -> bool:
+        """Whether the pod has its cards from another plugin; that is written down then."""
+        given = allocation_by(self._checkpoint.of(known.uid), known.holding, self._pods.node)
+        if given is not None:
+            await self.write_down(known, given)
+            log.info("pod %s has its cards from another plugin: written down", "/".join(known.key))
+        return given is not None
 
     async def decided(self, known: Known) -> Known:
         """The pod with an allocation: its own, or one that is chosen and written down now."""
@@ -41,6 +70,8 @@ class Decisions:
             return known
         if not holding.request.containers:
             raise RefusedError("the pod asks for no cards that the agent counts: delete it")
+        if await self._inherited(known):
+            return self._pods.get(known.uid) or known
         if not self.chooses:
             raise RefusedError(
                 "nobody has chosen cards for this pod: let Shoal's scheduler place it, or run the agent with "

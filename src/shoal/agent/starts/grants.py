@@ -19,10 +19,10 @@ from shoal.agent.node.pods import Known, NodePods
 from shoal.agent.node.runtimes import Strategy
 from shoal.agent.nvidia import partitions
 from shoal.agent.starts.answers import Answers
-from shoal.agent.starts.checkpoint import Checkpoint, Record, holders
 from shoal.agent.starts.decisions import Decisions
+from shoal.agent.starts.evidence.checkpoint import Checkpoint, Record, holders
+from shoal.agent.starts.evidence.identity import PodResources
 from shoal.agent.starts.gate import Gate
-from shoal.agent.starts.identity import PodResources
 from shoal.agent.starts.partitions import PartitionStarts
 from shoal.agent.starts.specs import Specs, device_name, own_names, qualified
 from shoal.kube.events import Recorder, reference_to

@@ -110,17 +110,21 @@ def answer_with(uuids: Iterable[str], edits: ContainerEdits, *, by_mounts: bool)
     return response
 
 
-def given_cards(response: api.ContainerAllocateResponse) -> tuple[str, ...]:
-    """The cards an answer gave, by UUID in their order; none if it is not one of these."""
+def given_cards(response: api.ContainerAllocateResponse, node: NodeGpus) -> tuple[str, ...]:
+    """The cards an answer gave, by UUID in their order; none if it names none.
+
+    It may be that of another plugin: gpushare's names cards by index, NVIDIA's in several ways.
+    """
     listed = response.envs.get(nvidia.ENV_VISIBLE_DEVICES, "")
     if listed == VISIBLE_DIRECTORY:
         prefix = f"{VISIBLE_DIRECTORY}/"
-        return tuple(
-            mount.container_path.removeprefix(prefix)
-            for mount in response.mounts
-            if mount.container_path.startswith(prefix)
-        )
-    return tuple(uuid for uuid in listed.split(",") if uuid)
+        paths = (mount.container_path for mount in response.mounts)
+        names = [path.removeprefix(prefix) for path in paths if path.startswith(prefix)]
+    else:
+        names = [name for name in listed.split(",") if name]
+    names = names or [device.name.partition("=")[2] for device in response.cdi_devices]
+    by_index = {str(gpu.index): gpu.uuid for gpu in node.gpus}
+    return tuple(by_index.get(name, name) for name in names)
 
 
 def swapped(mine: Known, container: str, other: Known, other_container: str) -> tuple[Allocation, Allocation]:

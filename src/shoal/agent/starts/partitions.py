@@ -9,8 +9,8 @@ from shoal.agent.node.pods import Known, NodePods
 from shoal.agent.nvidia import partitions
 from shoal.agent.nvidia.partitions import Partition
 from shoal.agent.starts import matching
-from shoal.agent.starts.checkpoint import Record
 from shoal.agent.starts.edits import Scene, partition_edits
+from shoal.agent.starts.evidence.checkpoint import Record
 from shoal.agent.starts.specs import Specs
 from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.kubelet.cdi import ContainerEdits
@@ -36,7 +36,7 @@ class PartitionStarts:
         """Refuse a container that would get anything but what its IDs name."""
         self.edits(known, record)
         uuids = _uuids(partitions.chosen(record.ids, self._pods.node))
-        if sorted(matching.given_cards(record.response())) != sorted(uuids):
+        if sorted(matching.given_cards(record.response(), self._pods.node)) != sorted(uuids):
             raise RefusedError(f"container {shown(record.container)} got cards of another plugin: delete the pod")
 
     def edits(self, known: Known, record: Record) -> ContainerEdits:
