@@ -137,14 +137,12 @@ class Agent:
             pod_resources = await stack.enter_async_context(PodResources(self._paths.pod_resources))
             strategy = self._strategy()
             limits = self._build_limits(strategy)
-            decisions = self._decisions()
-            grants = self._grants(pod_resources, strategy, decisions)
+            grants = self._grants(pod_resources, strategy)
             self.serving = serving = self._serve(grants)
             marks = Marks(self._client, self.pods, grants.isolation)
             follow = self._followers(serving, grants, marks)
             self._cards_changed()
             await follow.first()
-            await decisions.inherit()
             stack.callback(serving.stop)
             serving.start(group)
             tasks.append(group.create_task(grants.look_ahead(), name="witness"))
@@ -168,20 +166,14 @@ class Agent:
         self._limits = limits
         return limits
 
-    def _decisions(self) -> Decisions:
-        return Decisions(
-            self._client,
-            self.pods,
-            self._checkpoint,
-            unit=self.config.memory_unit,
-            chooses=self.config.without_allocation is Unplaced.CHOOSE,
-            now_ns=time.time_ns,
-        )
-
-    def _grants(self, pod_resources: PodResources, strategy: Strategy, decisions: Decisions) -> Grants:
+    def _grants(self, pod_resources: PodResources, strategy: Strategy) -> Grants:
         self._specs.remove_drafts()
         unit = self.config.memory_unit
         gate = Gate(self.pods, self._specs, unit=unit, limits=self._limits, isolated=lambda: self.node.isolated)
+        chooses = self.config.without_allocation is Unplaced.CHOOSE
+        decisions = Decisions(
+            self._client, self.pods, self._checkpoint, unit=unit, chooses=chooses, now_ns=time.time_ns
+        )
         by_mounts = strategy is Strategy.VOLUME_MOUNTS
         return Grants(
             self._recorder,

@@ -75,9 +75,13 @@ class Follow:
         self._told: tuple[int, dict[str, frozenset[str]]] | None = None
 
     async def first(self) -> None:
-        """Know which devices are in use before any is listed: kubelet must not be told that one of them is gone."""
+        """Know which devices and cards are in use before any is listed.
+
+        kubelet must not be told that a device is gone which a pod has, nor a scheduler that a card is free.
+        """
         while True:
             try:
+                await self._grants.inherit()
                 self._list_devices(News(everything=True))
                 self._trouble("")
                 return

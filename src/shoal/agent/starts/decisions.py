@@ -45,7 +45,11 @@ class Decisions:
         self._choosing = asyncio.Lock()
 
     async def inherit(self) -> None:
-        """Write down what pods have from another plugin that nobody wrote down, so that schedulers know of it."""
+        """Write down what pods have from another plugin that nobody wrote down, so that schedulers know of it.
+
+        AgentError if kubelet's record cannot be read.
+        """
+        self._checkpoint.records()
         for known in list(self._pods):
             holding = known.holding
             if holding.allocation is not None or holding.problem or not known.any_begun:

@@ -88,6 +88,10 @@ class Grants:
         #: By the UID of their pod, the names that have a file.
         self._named: dict[str, set[str]] = {}
 
+    async def inherit(self) -> None:
+        """Know what pods have from another plugin. AgentError if that cannot be known."""
+        await self._decisions.inherit()
+
     async def allocate(self, resource: str, ids: Sequence[str]) -> api.ContainerAllocateResponse:
         """What a container with these devices gets. Nothing is booked: the pod may still be refused.
 
