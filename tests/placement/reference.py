@@ -59,6 +59,7 @@ class Node:
     cpu_used: int = 0
     ram_used: int = 0
     kinds: frozenset[int] = frozenset()
+    one_container: bool = False
 
     @cached_property
     def model(self) -> str:
@@ -84,6 +85,8 @@ class Pod(NamedTuple):
     whole: int
     #: Whole cards first, then shares.
     needs: tuple[Need, ...]
+    #: More than one container has a share, or of more than one card.
+    several: bool
 
     @property
     def shares(self) -> list[Need]:
@@ -95,7 +98,8 @@ def pod_of(request: Request) -> Pod:
     whole = sum(need.gpus for need in containers if need.share.exclusive)
     needs = [Need(whole, Share(exclusive=True))] if whole else []
     needs += stacked([need for need in containers if not need.share.exclusive])
-    return Pod(request.cpu_milli, request.memory_mib, containers, request.selector.models, whole, tuple(needs))
+    several = sum(need.gpus for need in containers if not need.share.exclusive) > 1
+    return Pod(request.cpu_milli, request.memory_mib, containers, request.selector.models, whole, tuple(needs), several)
 
 
 def stacked(containers: Sequence[Need]) -> list[Need]:
@@ -155,7 +159,9 @@ def amount_free(card: Card, share: Share) -> int:
 
 
 def fits_beside(node: Node, pod: Pod) -> bool:
-    """CPU and memory; who asks for none of it needs none."""
+    """Who serves the node, CPU and memory; who asks for none of it needs none."""
+    if node.one_container and pod.several:
+        return False
     enough_cpu = not pod.cpu or pod.cpu <= node.cpu - node.cpu_used
     return enough_cpu and (not pod.ram or pod.ram <= node.ram - node.ram_used)
 

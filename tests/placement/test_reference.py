@@ -98,6 +98,7 @@ def random_nodes(rng: Random) -> list[NodeGpus]:
             tuple(random_cards(rng, name)),
             rng.choice([8, 16, 32, 64, 96]) * 1000,
             rng.choice([32, 128, 256]) * GIB,
+            one_container=rng.random() < 0.15,
         )
         for name in names
     ]
@@ -190,7 +191,7 @@ class World:
             )
         kinds = frozenset(sum(share.exclusive for share in held.values()) for _, held in here if held)
         cpu, ram = sum(request.cpu_milli for request, _ in here), sum(request.memory_mib for request, _ in here)
-        return Node(name, node.cpu_milli, node.memory_mib, tuple(cards), cpu, ram, kinds)
+        return Node(name, node.cpu_milli, node.memory_mib, tuple(cards), cpu, ram, kinds, node.one_container)
 
 
 # The comparison

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -95,6 +96,15 @@ def test_of_several_cards_the_cheapest_is_emptied() -> None:
     pods = [OnNode("a", 5), OnNode("b", 1)]
     assert victims(chosen(ledger, request(WHOLE), {"n1": pods})) == ("n1", ["b"])
     assert victims(chosen(ledger, request(WHOLE, gpus=3), {"n1": pods})) == ("n1", ["a", "b"])
+
+
+def test_nobody_gives_way_where_the_pod_could_not_be_served() -> None:
+    for one_container in (False, True):
+        ledger = ledger_of(replace(node("n1", [16, 16]), one_container=one_container))
+        ledger.assume(booking("there", "n1", {0: Share(10 * GIB), 1: Share(10 * GIB)}))
+        pods = {"n1": [OnNode("there", 1)]}
+        assert (chosen(ledger, request(Share(8 * GIB), gpus=2), pods) is None) is one_container
+        assert victims(chosen(ledger, request(Share(8 * GIB)), pods)) == ("n1", ["there"])
 
 
 def test_mps_clients_and_whole_cards() -> None:

@@ -77,3 +77,5 @@ class NodeGpus:
     memory_mib: int = 0
     #: The policy the node's own label asks for in the choice of cards; None leaves it to the pod or the configuration.
     policy: str | None = None
+    #: Whoever serves shares there can give one container a share of one card, and nothing else.
+    one_container: bool = False

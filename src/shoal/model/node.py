@@ -3,7 +3,8 @@
 Shoal's agent publishes an inventory (`shoal.dev/gpus`), and then nothing else counts. A node without one is read from
 what other device plugins leave in its capacity:
 
-- Aliyun's: `aliyun.com/gpu-count` equal cards, `aliyun.com/gpu-mem` divided evenly among them and rounded down;
+- Aliyun's: `aliyun.com/gpu-count` equal cards, `aliyun.com/gpu-mem` divided evenly among them and rounded down. It can
+  serve one container on one card;
 - NVIDIA's: `nvidia.com/gpu` cards. Their size and model come from feature-discovery labels; without the labels the
   size is 0 and only whole cards can be placed. Cards cut into replicas count once, not once a replica.
 
@@ -50,6 +51,7 @@ def node_gpus(node: Mapping[str, object], *, unit: MemoryUnit) -> NodeGpus:
         cpu_milli=min(_offered(allocatable, capacity, CPU, quantity.milli), _MAX_CPU_MILLI),
         memory_mib=min(_offered(allocatable, capacity, MEMORY, quantity.mebibytes), _MAX_MEMORY_MIB),
         policy=_policy(labels),
+        one_container=inventory is None and _shares_counted(capacity),
     )
 
 
@@ -76,9 +78,9 @@ def _offered(allocatable: Fields, capacity: Fields, resource: str, convert: _Rou
 def _from_capacity(name: str, capacity: Fields, labels: Fields, unit: MemoryUnit) -> tuple[Gpu, ...]:
     model = text.value_of(labels, nvidia.LABEL_PRODUCT) or ""
     model = model.removesuffix(nvidia.PRODUCT_SHARED_SUFFIX)
-    units = _counted(capacity, gpushare.RESOURCE_MEMORY)
-    if units and (count := _counted(capacity, gpushare.RESOURCE_COUNT)):
-        memory_mib = unit.to_mib(units // count)
+    if _shares_counted(capacity):
+        count = _counted(capacity, gpushare.RESOURCE_COUNT)
+        memory_mib = unit.to_mib(_counted(capacity, gpushare.RESOURCE_MEMORY) // count)
     else:
         replicas = _label_number(labels, nvidia.LABEL_REPLICAS, default=1)
         count = _counted(capacity, nvidia.RESOURCE_GPU) // max(1, replicas)
@@ -96,6 +98,11 @@ def _from_capacity(name: str, capacity: Fields, labels: Fields, unit: MemoryUnit
         )
         for index in range(count)
     )
+
+
+def _shares_counted(capacity: Fields) -> bool:
+    """Whether Aliyun's plugin counts the node's cards."""
+    return all(_counted(capacity, name) for name in (gpushare.RESOURCE_MEMORY, gpushare.RESOURCE_COUNT))
 
 
 def _counted(capacity: Fields, resource: str) -> int:

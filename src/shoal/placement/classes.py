@@ -8,11 +8,20 @@ spreads the containers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 
-from shoal.model.request import NO_SHARE, CardSelector, ContainerRequest, Request, Share, accepts_model, phases
+from shoal.model.request import (
+    NO_SHARE,
+    CardSelector,
+    ContainerKind,
+    ContainerRequest,
+    Request,
+    Share,
+    accepts_model,
+    phases,
+)
 from shoal.placement.books.columns import WHOLE, CardKind
 
 
@@ -45,6 +54,7 @@ class PodClass:
         "ram",
         "request",
         "selector",
+        "several",
         "splittable",
         "whole",
         "whole_sizes",
@@ -65,6 +75,8 @@ class PodClass:
         self.only_whole = self.needs == (CardNeed(self.whole, Share(exclusive=True)),) and not self.selector
         #: The containers might fit apart where they do not fit together.
         self.splittable = sum(not container.share.exclusive for container in request.containers) > 1
+        #: There are shares for more than one ordinary container on one card.
+        self.several = _several([one for one in request.containers if not one.share.exclusive])
         self._accepted: dict[str, bool] = {}
 
     @property
@@ -77,6 +89,10 @@ class PodClass:
         if known is None:
             known = self._accepted[model] = accepts_model(self.selector, model)
         return known
+
+
+def _several(shares: Sequence[ContainerRequest]) -> bool:
+    return len(shares) > 1 or any(one.gpus > 1 or one.kind is not ContainerKind.APP for one in shares)
 
 
 def card_needs(request: Request) -> tuple[CardNeed, ...]:

@@ -67,13 +67,13 @@ class SingleTrial:
         self._scores = scores
         self._ties = ties
         self._cpu = tables.pod_class.cpu
-        self._cpu_needed, self._ram_needed, _ = tables.node_needs[:, 0].tolist()
+        self._cpu_needed, self._ram_needed, self._alive_needed = tables.node_needs[:, 0].tolist()
         #: Whether the cards depend on what the node's label asks for, which only `Trial` knows.
         self.asks_labels = isinstance(cards, _OneCard) and bool(rules.by_label)
 
     def on(self, node: PlainNode) -> Found | None:
         """What the class finds on the node; None when it does not fit."""
-        if node.cpu_free < self._cpu_needed or node.ram_free < self._ram_needed or not node.alive:
+        if node.cpu_free < self._cpu_needed or node.ram_free < self._ram_needed or node.alive < self._alive_needed:
             return None
         taken = self._cards(node)
         if taken is None:

@@ -14,6 +14,8 @@ import numpy as np
 
 from shoal.model.request import accepts
 from shoal.placement.books.columns import (
+    ALIVE,
+    ALIVE_FOR_ONE,
     SHARES,
     WHOLE,
     BoolArray,
@@ -162,8 +164,8 @@ class ClassTables:
         self.pod_class = pod_class
         self.needs = tuple(NeedTables(need, columns, valuation, policy) for need in pod_class.needs)
         #: The least CPU and memory a node must have free, and that it is there; a pod that asks for none fits anyway.
-        least = np.iinfo(np.int64).min
-        self.node_needs = np.array([[pod_class.cpu or least], [pod_class.ram or least], [1]])
+        least, alive = np.iinfo(np.int64).min, ALIVE if pod_class.several else ALIVE_FOR_ONE
+        self.node_needs = np.array([[pod_class.cpu or least], [pod_class.ram or least], [alive]])
         self.models = columns.models
         models = allowed_models(pod_class, columns) & columns.present
         #: Sets of models that other pods are confined to and this one is not.

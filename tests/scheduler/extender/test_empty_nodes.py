@@ -32,22 +32,22 @@ requests = st.builds(
 )
 
 
-def inventory(number: int, makes: list[tuple[str, int, int]]) -> NodeGpus:
+def inventory(number: int, makes: list[tuple[str, int, int]], *, one_container: bool = False) -> NodeGpus:
     gpus = tuple(
         Gpu(f"GPU-{number}-{index}", index, memory, model, mps_clients=clients)
         for index, (model, memory, clients) in enumerate(makes)
     )
-    return NodeGpus(f"n{number}", gpus, 64_000, 64_000)
+    return NodeGpus(f"n{number}", gpus, 64_000, 64_000, one_container=one_container)
 
 
-@given(st.lists(cards, min_size=1, max_size=6), requests, requests)
+@given(st.lists(st.tuples(cards, st.booleans()), min_size=1, max_size=6), requests, requests)
 def test_a_refusal_holds_for_empty_nodes(
-    nodes: list[list[tuple[str, int, int]]], request: Request, other: Request
+    nodes: list[tuple[list[tuple[str, int, int]], bool]], request: Request, other: Request
 ) -> None:
     used, empty = Engine(Ledger(), POLICIES["binpack"]), Engine(Ledger(), POLICIES["binpack"])
-    for number, makes in enumerate(nodes):
+    for number, (makes, one_container) in enumerate(nodes):
         for engine in (used, empty):
-            engine.ledger.set_inventory(inventory(number, makes))
+            engine.ledger.set_inventory(inventory(number, makes, one_container=one_container))
     for number in range(4):
         allocation = used.decide(other)
         if allocation is not None:

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shoal.model.gpu import NodeGpus
+
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -26,6 +28,10 @@ Rows = npt.NDArray[np.intp]
 #: A whole card in share units, and the number of distinct free shares.
 WHOLE = 100
 SHARES = WHOLE + 1
+
+#: A node that is there; and one that is there only for pods with no more than one share, for one ordinary container.
+ALIVE = 2
+ALIVE_FOR_ONE = 1
 
 #: A card that must not be used has this much of everything free, so that no request fits it.
 UNUSABLE = -1
@@ -60,6 +66,13 @@ def one_by_one(values: FloatArray) -> memoryview[float]:
     return values.data.cast("B").cast("d")
 
 
+def alive(inventory: NodeGpus | None) -> int:
+    """Whether a node is there, and for which pods."""
+    if inventory is None:
+        return 0
+    return ALIVE_FOR_ONE if inventory.one_container else ALIVE
+
+
 class PlainCard(NamedTuple):
     """A card in plain numbers."""
 
@@ -76,7 +89,7 @@ class PlainNode(NamedTuple):
     row: int
     cpu_free: int
     ram_free: int
-    alive: bool
+    alive: int
     whole: int
     model: int
     policy: int
@@ -116,8 +129,8 @@ class Columns:
         self._allocate(rows, slots)
 
     def _allocate(self, rows: int, slots: int) -> None:
-        """Facts about a node: CPU and memory free, whether it is there, untouched cards, the make of its cards (an
-        index into `models`), and the policy its label asks for in the choice of cards (an index into `policies`).
+        """Facts about a node: CPU and memory free, whether it is there (`alive`), untouched cards, the make of its
+        cards (an index into `models`), and the policy its label asks for in the choice of cards (one into `policies`).
         """
         self.slots = slots
         self._capacity = rows
@@ -166,9 +179,7 @@ class Columns:
             self.models.append(model)
         return known
 
-    def write_node(
-        self, row: int, *, alive: bool, model: str, policy: str | None, cards: Sequence[CardFigures]
-    ) -> None:
+    def write_node(self, row: int, *, alive: int, model: str, policy: str | None, cards: Sequence[CardFigures]) -> None:
         """Write a node anew: its make and all of its cards. What is free of it is written by `write_free`."""
         if len(cards) > self.slots:
             self._grow(self._capacity, max(len(cards), self.slots * 2))
@@ -223,7 +234,7 @@ class Columns:
                     compute_most = compute
                 if clients > clients_most:
                     clients_most = clients
-        facts = bool(self.alive[row]), whole, int(self.model[row]), int(self.policy[row])
+        facts = int(self.alive[row]), whole, int(self.model[row]), int(self.policy[row])
         most = memory_most, compute_most, clients_most
         return PlainNode(row, cpu, ram, *facts, *most, tuple(codes), tuple(cards))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from shoal.model.allocation import Allocation
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.request import Share
-from shoal.placement.books.columns import UNUSABLE, WHOLE, CardFigures, CardKind, Columns
+from shoal.placement.books.columns import UNUSABLE, WHOLE, CardFigures, CardKind, Columns, alive
 from shoal.placement.errors import BookingError
 
 
@@ -361,7 +361,7 @@ class Ledger:
         models = sorted({card.gpu.model for card in node.slots if card.gpu is not None})
         self.columns.write_node(
             node.row,
-            alive=node.inventory is not None,
+            alive=alive(node.inventory),
             model="+".join(models),
             policy=node.inventory.policy if node.inventory else None,
             cards=figures,

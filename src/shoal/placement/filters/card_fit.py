@@ -19,6 +19,8 @@ class CardFit:
             return None
         if not node.slots:
             return Refusal("the node has no GPU")
+        if pod_class.several and node.inventory is not None and node.inventory.one_container:
+            return Refusal("its device plugin gives one container a share of one card: run Shoal's agent there")
         fitting = {need: self._fitting(node, pod_class, need) for need in pod_class.needs}
         if all(len(fitting[need]) >= need.gpus for need in pod_class.needs) and self._apart(pod_class, fitting):
             return None

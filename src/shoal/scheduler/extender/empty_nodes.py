@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from shoal.model.gpu import Gpu
-from shoal.placement.books.columns import SHARES, BoolArray, Rows
+from shoal.placement.books.columns import ALIVE, SHARES, BoolArray, Rows
 from shoal.placement.books.ledger import CardBooks, Ledger, NodeBooks
 from shoal.placement.classes import PodClass
 from shoal.placement.policy import CARD_FIT
@@ -34,6 +34,12 @@ class EmptyNodes:
 
     def refuse(self, pod_class: PodClass, rows: Rows) -> BoolArray:
         """For each of these nodes, whether it could not take the pod even if nobody else were there."""
+        refused = self._by_cards(pod_class, rows)
+        if pod_class.several:
+            refused = refused | (self._ledger.columns.alive[rows] < ALIVE)
+        return refused
+
+    def _by_cards(self, pod_class: PodClass, rows: Rows) -> BoolArray:
         columns, selector = self._ledger.columns, pod_class.selector
         base = len(columns.kinds)
         if selector.uuids or selector.not_uuids or base**columns.slots > _MAX_KEY:

@@ -179,7 +179,7 @@ class EngineFit:
     def _on_cards(self, books: NodeBooks) -> bool:
         needs = self._class.needs
         enough = all(sum(room.values()) >= need.gpus for need, room in zip(needs, self._room, strict=True))
-        if len(needs) <= 1 and (enough or not self._class.splittable):
+        if len(needs) <= 1 and not self._class.several and (enough or not self._class.splittable):
             return enough
         return CARD_FIT.refusal(books, self._class) is None
 
