@@ -14,6 +14,8 @@ from shoal.agent.plugins import devices
 from shoal.agent.starts.evidence.checkpoint import Record
 from shoal.agent.starts.matching import given_cards
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
+from shoal.model.contract import nvidia
+from shoal.model.errors import CodecError
 from shoal.model.gpu import NodeGpus
 
 
@@ -21,6 +23,13 @@ def is_inherited(record: Record) -> bool:
     """Whether another plugin gave a container its devices. Partitions name themselves, whoever gave them."""
     own = all(devices.is_own(record.resource, one) for one in record.ids)
     return not own and not partitions.named_by(record.ids)
+
+
+def _is_replica(device: str) -> bool:
+    try:
+        return nvidia.parse_replica_id(device)[1] is not None
+    except CodecError:
+        return False
 
 
 def allocation_by(records: Iterable[Record], holding: Holding, node: NodeGpus) -> Allocation | None:
@@ -33,7 +42,7 @@ def allocation_by(records: Iterable[Record], holding: Holding, node: NodeGpus) -
     entries = []
     for container in holding.request.containers:
         record = found.get((container.name, holding.resources.get(container.name, "")))
-        if record is None or not is_inherited(record) or container.name in holding.sliced:
+        if record is None or not is_inherited(record) or any(map(_is_replica, record.ids)):
             return None
         cards = given_cards(record.response(), node)
         if len(cards) != container.gpus or not indices.keys() >= set(cards):
