@@ -362,6 +362,22 @@ def test_nobody_gives_way_while_kube_scheduler_knows_of_room_the_books_do_not_kn
     assert scene.preempt(on_a).keys() == {"a"}, "it seems not to count at all"
 
 
+@pytest.mark.parametrize("pointed_out", [False, True])
+def test_nobody_gives_way_when_the_books_have_caught_up_since_the_refusal(scene: Scene, pointed_out: bool) -> None:
+    scene.bind(pod("p4", mem="14"), "a", 1, 14)
+    leaving = scene.bind(pod("p2", mem="14", priority=1), "b", 0, 14)
+    wanted = pod("wanted", mem="8", priority=5)
+    assert scene.filter(args(wanted, ["b"]))["NodeNames"] == [], "kube-scheduler has heard that p2 is gone"
+    scene.gone(leaving)
+    if pointed_out:
+        scene.verbs.tend()
+        assert [one.metadata.name for one in scene.again] == ["wanted"]
+    assert scene.preempt(preemption(wanted, {"a": ["uid-p4"]})) == {}, "it fits on b by now"
+    scene.verbs.tend()
+    assert [one.metadata.name for one in scene.again] == ["wanted"], "once for every refusal"
+    assert scene.filter(args(wanted, ["b"]))["NodeNames"] == ["b"]
+
+
 def test_pods_give_way_when_the_node_has_room_and_no_card_has(scene: Scene) -> None:
     scene.add_node("c", 2)
     for card in (0, 1):

@@ -2,8 +2,9 @@
 
 It asks filter only for nodes that have enough of every resource by its own count. When such a node has too little by
 the books, one of the two has not heard yet of a pod that came or went. If it then preempts on other nodes, pods may be
-evicted for nothing: the room is there. So no preemption is agreed to until the books have caught up, for some seconds
-at most: a kube-scheduler that does not count the resources (`ignoredByScheduler`) always seems to know more.
+evicted for nothing: the room is there. So no preemption is agreed to until the books have caught up, nor when they have
+caught up since they refused the pod and it would fit by now, for some seconds at most: a kube-scheduler that does not
+count the resources (`ignoredByScheduler`) always seems to know more.
 """
 
 from __future__ import annotations
@@ -45,8 +46,10 @@ class Lag:
         asked = self._refused.asked(uid)
         if asked is None:
             return False
-        ahead = np.flatnonzero(asked & self._short(pod)[: len(asked)])
-        if not set(ahead.tolist()).difference(offered):
+        ahead = asked & self._short(pod)[: len(asked)]
+        fits = self._refused.fits(pod)[: len(asked)]
+        ahead[: len(fits)] |= asked[: len(fits)] & fits
+        if not set(np.flatnonzero(ahead).tolist()).difference(offered):
             self._since.pop(uid, None)
             return False
         since = self._since.setdefault(uid, self._clock())

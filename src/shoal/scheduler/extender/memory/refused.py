@@ -29,6 +29,8 @@ class Refused:
     def __init__(self, books: Books) -> None:
         self._books = books
         self._pods: dict[str, tuple[Pod, BoolArray]] = {}
+        #: Those that were pointed out since they were refused.
+        self._told: set[str] = set()
         #: The books in which none of the pods fits.
         self._looked_at = -1
 
@@ -37,18 +39,24 @@ class Refused:
 
     def add(self, pod: Pod, among: BoolArray) -> None:
         """The pod fits on none of these rows."""
+        self._told.discard(pod.metadata.uid)
         self._pods[pod.metadata.uid] = (pod, among)
         if len(self._pods) > MOST:
-            del self._pods[next(iter(self._pods))]
+            self.drop(next(iter(self._pods)))
 
     def drop(self, uid: str) -> None:
         """The pod is asked for again."""
         self._pods.pop(uid, None)
+        self._told.discard(uid)
 
     def asked(self, uid: str) -> BoolArray | None:
         """The rows the pod was asked for and refused on; None when it was not refused."""
         entry = self._pods.get(uid)
         return None if entry is None else entry[1]
+
+    def fits(self, pod: Pod) -> BoolArray:
+        """The rows on which the cards have room for the pod by now."""
+        return self._fitting(self._books.request(pod))
 
     def fitting(self) -> list[Pod]:
         """Pods that fit by now, some at a time. They are not told again before they are refused again."""
@@ -58,7 +66,9 @@ class Refused:
         found: list[Pod] = []
         #: Pods mostly come in a few kinds: where one fits is found out once for all of its kind.
         where: dict[Request, BoolArray] = {}
-        for uid, (pod, among) in list(self._pods.items()):
+        for uid, (pod, among) in self._pods.items():
+            if uid in self._told:
+                continue
             if len(found) == AT_ONCE:
                 return found
             request = self._books.request(pod)
@@ -66,7 +76,7 @@ class Refused:
             if fits is None:
                 fits = where[request] = self._fitting(request)
             if np.logical_and(fits[: len(among)], among[: len(fits)]).any():
-                del self._pods[uid]
+                self._told.add(uid)
                 found.append(pod)
         self._looked_at = version
         return found
