@@ -13,12 +13,10 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from shoal.kube.access.load import load_access
 from shoal.kube.client import Client
 from shoal.kube.errors import NotFoundError
 from shoal.kube.objects.pod import Pod
@@ -49,13 +47,6 @@ class Extender:
         body = await request.json()
         self.asked.setdefault(body["Pod"]["metadata"]["uid"], set(body["NodeNames"]))
         return web.json_response({"NodeNames": []})
-
-
-@pytest.fixture
-async def client(control_plane: ControlPlane) -> AsyncIterator[Client]:
-    access = load_access(environ={}, home=Path("/"), kubeconfig=control_plane.api.kubeconfig())
-    async with Client(access) as client:
-        yield client
 
 
 @pytest.fixture

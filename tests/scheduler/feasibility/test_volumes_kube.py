@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-from shoal.kube.access.load import load_access
 from shoal.kube.client import Client
 from shoal.kube.errors import ConflictError
 from shoal.kube.objects.storage import PersistentVolumeClaim
@@ -21,13 +18,6 @@ from tests.scheduler.feasibility.made_up import HOST, claim, storage_classes, vo
 from tests.scheduler.feasibility.world import Manifest
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.fake_nodes import FakeNodes
-
-
-@pytest.fixture
-async def client(control_plane: ControlPlane) -> AsyncIterator[Client]:
-    access = load_access(environ={}, home=Path("/"), kubeconfig=control_plane.api.kubeconfig())
-    async with Client(access) as client:
-        yield client
 
 
 async def read(client: Client) -> tuple[Cluster, list[str]]:
