@@ -7,6 +7,7 @@ refused pod that would fit by now is pointed out to it, once for every refusal.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -23,14 +24,21 @@ MOST: Final = 1000
 AT_ONCE: Final = 50
 
 
+@dataclass(slots=True)
+class _Entry:
+    pod: Pod
+    #: The rows it was asked for.
+    asked: BoolArray
+    #: Pointed out since it was refused.
+    told: bool = False
+
+
 class Refused:
     """The pods that fit nowhere when they were asked for, each with the nodes it was asked for."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
-        self._pods: dict[str, tuple[Pod, BoolArray]] = {}
-        #: Those that were pointed out since they were refused.
-        self._told: set[str] = set()
+        self._pods: dict[str, _Entry] = {}
         #: The books in which none of the pods fits.
         self._looked_at = -1
 
@@ -39,20 +47,18 @@ class Refused:
 
     def add(self, pod: Pod, among: BoolArray) -> None:
         """The pod fits on none of these rows."""
-        self._told.discard(pod.metadata.uid)
-        self._pods[pod.metadata.uid] = (pod, among)
+        self._pods[pod.metadata.uid] = _Entry(pod, among)
         if len(self._pods) > MOST:
-            self.drop(next(iter(self._pods)))
+            del self._pods[next(iter(self._pods))]
 
     def drop(self, uid: str) -> None:
         """The pod is asked for again."""
         self._pods.pop(uid, None)
-        self._told.discard(uid)
 
     def asked(self, uid: str) -> BoolArray | None:
         """The rows the pod was asked for and refused on; None when it was not refused."""
         entry = self._pods.get(uid)
-        return None if entry is None else entry[1]
+        return None if entry is None else entry.asked
 
     def fits(self, pod: Pod) -> BoolArray:
         """The rows on which the cards have room for the pod by now."""
@@ -66,18 +72,18 @@ class Refused:
         found: list[Pod] = []
         #: Pods mostly come in a few kinds: where one fits is found out once for all of its kind.
         where: dict[Request, BoolArray] = {}
-        for uid, (pod, among) in self._pods.items():
-            if uid in self._told:
+        for entry in self._pods.values():
+            if entry.told:
                 continue
             if len(found) == AT_ONCE:
                 return found
-            request = self._books.request(pod)
+            request = self._books.request(entry.pod)
             fits = where.get(request)
             if fits is None:
                 fits = where[request] = self._fitting(request)
-            if np.logical_and(fits[: len(among)], among[: len(fits)]).any():
-                self._told.add(uid)
-                found.append(pod)
+            if np.logical_and(fits[: len(entry.asked)], entry.asked[: len(fits)]).any():
+                entry.told = True
+                found.append(entry.pod)
         self._looked_at = version
         return found
 
