@@ -253,6 +253,23 @@ def test_card_taken_by_two_is_told_once_and_takes_nothing_new() -> None:
     assert told.books.place(a_pod("c", {"aliyun.com/gpu-mem": "1"})) is None
 
 
+def test_cards_get_their_names_while_a_decision_is_on_its_way() -> None:
+    told = Told()
+    listed = node_object("n0", cards("n0", [16, 16]))
+    counted = {**listed, "metadata": {**listed["metadata"], "annotations": {}}}
+    told.see_node(msgspec.convert(counted, Node))
+    pod = a_pod("a", {"aliyun.com/gpu-mem": "12"})
+    allocation = told.books.place(pod)
+    inventory = told.books.engine.ledger.node("n0").inventory  # type: ignore[union-attr]
+    assert allocation is not None
+    assert inventory is not None
+    written = annotations_of(pod, allocation, inventory=inventory, unit=MemoryUnit.GIB, now_ns=1)
+    told.books.write("uid-a", written)
+    told.see_node(msgspec.convert(listed, Node))
+    told.see(bound(pod, "n0", written))
+    assert list(told.held()["uid-a"][1]) == ["GPU-n0-0"]
+
+
 @pytest.mark.parametrize("annotated", [True, False], ids=["decided", "guessed"])
 def test_pods_stay_booked_when_somebody_else_tells_the_cards(annotated: bool) -> None:
     """An agent takes the place of a plugin that only counts, and goes again: the cards get other names."""

@@ -76,20 +76,15 @@ def _belongs(allocation: Allocation, pod: PodManifest) -> Allocation:
 
 def on_cards(allocation: Allocation, node: NodeGpus) -> Allocation:
     """The decision with the names that the node's cards go by now. A card that is gone keeps its own."""
-    names = {gpu.index: gpu.uuid for gpu in node.gpus}
-    known = set(names.values())
-    if all(card.uuid in known for container in allocation.containers for card in container.cards):
+    counted = any(shoal.is_made_up(gpu.uuid) for gpu in node.gpus)
+    if all(shoal.is_made_up(card.uuid) is counted for one in allocation.containers for card in one.cards):
         return allocation
+    names = {gpu.index: gpu.uuid for gpu in node.gpus}
 
     def named(card: CardShare) -> CardShare:
-        name = names.get(card.index)
-        if name is None or card.uuid in known or not (shoal.is_made_up(card.uuid) or shoal.is_made_up(name)):
-            return card
-        return replace(card, uuid=name)
+        changed = shoal.is_made_up(card.uuid) is not counted
+        return replace(card, uuid=names.get(card.index, card.uuid)) if changed else card
 
     return replace(
-        allocation,
-        containers=tuple(
-            replace(container, cards=tuple(map(named, container.cards))) for container in allocation.containers
-        ),
+        allocation, containers=tuple(replace(one, cards=tuple(map(named, one.cards))) for one in allocation.containers)
     )

@@ -86,8 +86,9 @@ def booking(pod: Pod, request: Request, allocation: Allocation) -> Booking:
 
 def on_its_cards(booking: Booking, node: NodeBooks | None) -> bool:
     """Whether the node has all cards of the booking, by the names that are booked: they change with who tells them."""
-    there = set() if node is None else {card.inventory.uuid for card in node.slots}
-    return all(card.uuid in there for container in booking.allocation.containers for card in container.cards)
+    cards = {} if node is None else node.cards
+    names = (card.uuid for container in booking.allocation.containers for card in container.cards)
+    return all(name in cards and cards[name].gpu is not None for name in names)
 
 
 def on_emptiest_cards(node: NodeBooks | None, name: str, request: Request) -> Allocation:

@@ -281,9 +281,8 @@ class Books:
             request = self.request(pod)
         except RequestError:
             return False
-        if (request.cpu_milli, request.memory_mib) != (booking.cpu_milli, booking.memory_mib):
-            return False
-        if not on_its_cards(booking, self.engine.ledger.node(seen.node)):
+        same = (request.cpu_milli, request.memory_mib) == (booking.cpu_milli, booking.memory_mib)
+        if not same or not on_its_cards(booking, self.engine.ledger.node(seen.node)):
             return False
         self.engine.confirm(booking, request)
         return True
