@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import combinations, product
 from typing import NamedTuple
 
-from shoal.model.request import NO_SHARE, Request, Share
+from shoal.model.request import NO_SHARE, ContainerKind, Request, Share
 
 #: Differences below this are rounding.
 NOISE = 1e-9
@@ -85,7 +85,7 @@ class Pod(NamedTuple):
     whole: int
     #: Whole cards first, then shares.
     needs: tuple[Need, ...]
-    #: More than one container has a share, or of more than one card.
+    #: More than one container has a share, or of more than one card, or one that is no ordinary container.
     several: bool
 
     @property
@@ -98,7 +98,8 @@ def pod_of(request: Request) -> Pod:
     whole = sum(need.gpus for need in containers if need.share.exclusive)
     needs = [Need(whole, Share(exclusive=True))] if whole else []
     needs += stacked([need for need in containers if not need.share.exclusive])
-    several = sum(need.gpus for need in containers if not need.share.exclusive) > 1
+    shares = [container for container in request.containers if not container.share.exclusive]
+    several = sum(one.gpus for one in shares) > 1 or any(one.kind is not ContainerKind.APP for one in shares)
     return Pod(request.cpu_milli, request.memory_mib, containers, request.selector.models, whole, tuple(needs), several)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from shoal.model.allocation import Allocation
 from shoal.model.gpu import Gpu, Link, NodeGpus
-from shoal.model.request import CardSelector, ContainerRequest, Request, Share
+from shoal.model.request import CardSelector, ContainerKind, ContainerRequest, Request, Share
 from shoal.placement.baselines.fgd import fgd_policy
 from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
@@ -126,9 +126,10 @@ def random_request(rng: Random, number: int) -> Request:
         *([one] * 7),
     )[number if number < 7 else rng.randrange(14)]
     models = rng.sample([model for model, _ in MAKES], rng.choice([1, 2])) if rng.random() < 0.3 else []
+    first = ContainerKind.INIT if len(containers) == 1 and rng.random() < 0.2 else ContainerKind.APP
     cores = rng.choice([0, 0.5, 1, 2, 4, 8, 12]) if containers else rng.choice([1, 4, 8])
     return Request(
-        tuple(ContainerRequest(f"c{place}", gpus, share) for place, (gpus, share) in enumerate(containers)),
+        tuple(ContainerRequest(f"c{place}", gpus, share, first) for place, (gpus, share) in enumerate(containers)),
         int(cores * 1000),
         rng.choice([0, 1, 4, 16]) * GIB,
         CardSelector(models=frozenset(models)) if containers else CardSelector(),

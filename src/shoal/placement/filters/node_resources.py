@@ -1,4 +1,7 @@
-"""The node is there and has the pod's CPU and memory. A pod that asks for none of either fits in any case."""
+"""The node is there and has the pod's CPU and memory. A pod that asks for none of either fits in any case.
+
+A node that is there for some pods only (`columns.alive`) is passed over here; why, `card_fit` tells.
+"""
 
 from __future__ import annotations
 
