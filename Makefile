@@ -84,7 +84,7 @@ lock: ## Take the newest versions the project allows into requirements*.lock
 	@$(PYTHON) -m venv --clear build/uv
 	@build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	$(COMPILE) --output-file requirements.lock
-	$(COMPILE) --constraint requirements.lock --extra plots --group dev --output-file requirements-dev.lock
+	$(COMPILE) --constraint requirements.lock --extra embedded --extra plots --group dev --output-file requirements-dev.lock
 
 clean: ## Remove all that make has made, .venv included
 	rm -rf .venv build dist .import_linter_cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
