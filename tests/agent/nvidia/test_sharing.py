@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.agent.config import FAMILIES, Config
 from shoal.agent.errors import NoCardError, RefusedError
-from shoal.agent.node.holdings import Holding, fits, holding_of, used
+from shoal.agent.node.holdings import Holding, holding_of, used
 from shoal.agent.node.tally import Tally
 from shoal.agent.nvidia import partitions
 from shoal.agent.nvidia.config import NvidiaConfig, parse
@@ -22,7 +22,7 @@ from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.contract import gpushare, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu, MigInstance, NodeGpus
-from shoal.model.request import NO_SHARE, Share
+from shoal.model.request import NO_SHARE, Share, fits
 
 WHOLE, SHARED, MEMORY = nvidia.RESOURCE_GPU, nvidia.RESOURCE_GPU_SHARED, gpushare.RESOURCE_MEMORY
 FOUR = Cut("time-slicing", 4)

@@ -17,9 +17,9 @@ from shoal.model.bound import allocation_of
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, QuantityError, RequestError, shown
-from shoal.model.gpu import Gpu, NodeGpus
+from shoal.model.gpu import NodeGpus
 from shoal.model.manifest import PodContainer, PodManifest, read_pod
-from shoal.model.pod import FULL_COMPUTE, gpus_of_manifest
+from shoal.model.pod import gpus_of_manifest
 from shoal.model.request import NO_SHARE, ContainerRequest, Request, Share
 
 RESOURCES: Final = (gpushare.RESOURCE_MEMORY, keti.RESOURCE_MPS, nvidia.RESOURCE_GPU, nvidia.RESOURCE_GPU_SHARED)
@@ -200,13 +200,3 @@ def used(holdings: Iterable[Holding], resource: str | None = None) -> dict[str, 
         for uuid, share in holding.held(resource).items():
             total[uuid] = total.get(uuid, NO_SHARE) + share
     return total
-
-
-def fits(gpu: Gpu, taken: Share, more: Share) -> bool:
-    """Whether a card that is taken so far has room for a share more."""
-    if taken.exclusive or (more.exclusive and taken != NO_SHARE):
-        return False
-    total = taken + more
-    if more.clients and total.clients > gpu.mps_clients:
-        return False
-    return total.memory_mib <= gpu.memory_mib and total.compute <= FULL_COMPUTE

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from shoal.agent.errors import RefusedError
 from shoal.agent.limits import Limits, Start
-from shoal.agent.node.holdings import fits
 from shoal.agent.node.pods import Known, NodePods
 from shoal.agent.starts.edits import Scene, cards_of, container_edits
 from shoal.agent.starts.specs import Specs
@@ -16,7 +15,7 @@ from shoal.model.contract import shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import shown
 from shoal.model.gpu import NodeGpus
-from shoal.model.request import NO_SHARE
+from shoal.model.request import NO_SHARE, fits
 
 
 def start_of(known: Known, entry: ContainerAllocation, node: NodeGpus, *, hooks: Sequence[Hook] = ()) -> Start:
