@@ -183,6 +183,12 @@ class Books:
         elif self.engine.ledger.is_assumed(uid):
             self._leave(uid, self.engine.release, quietly=quietly)
 
+    def take_out(self, uid: str) -> None:
+        """As if the pod were not there, whatever it holds: for those who ask what would be."""
+        self._written.pop(uid, None)
+        self._pods.pop(uid, None)
+        self._leave(uid, self.engine.remove)
+
     def wait(self, pod: Pod) -> None:
         """The pod waits for a place: it counts as demand. Raises RequestError."""
         self.engine.wait(pod.metadata.uid, self.request(pod))

@@ -164,7 +164,7 @@ class Picture:
 
     def take_out(self, pod: Pod) -> Pod:
         """The pod is thought away; what is returned is the same pod as if it waited for a node."""
-        self.books.on_pod(Change(Kind.DELETED, pod, None))
+        self.books.take_out(pod.metadata.uid)
         return unplaced(pod)
 
 
