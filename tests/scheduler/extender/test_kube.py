@@ -13,7 +13,7 @@ from shoal.kube.resources import CLAIMS, PODS, STORAGE_CLASSES, VOLUMES
 from shoal.model.contract import gpushare
 from shoal.scheduler.extender.filtering import OFFER_ALL
 from shoal.scheduler.extender.memory.holds import SECONDS
-from shoal.scheduler.extender.tls import TlsFiles
+from shoal.scheduler.extender.tls import FileTls, TlsFiles
 from shoal.scheduler.kube_scheduler import Mode, Tls
 from tests.scheduler.extender.live import live
 from tests.scheduler.extender.pods import CLASSES, all_bound, pod, until, used
@@ -219,7 +219,7 @@ async def test_tls_with_client_certificates(
     authority = control_plane.api.authority
     server, caller = authority.server("extender", ["127.0.0.1"]), authority.client("kube-scheduler")
     files = TlsFiles(server.certificate, server.key, client_ca=authority.certificate)
-    async with live(control_plane, tls=files) as extender:
+    async with live(control_plane, tls=FileTls(files)) as extender:
         tls = Tls(str(authority.certificate), str(caller.certificate), str(caller.key))
         control_plane.start_scheduler(extender.configuration(tls=tls))
         await client.create(PODS, pod("p", mem="4"), namespace=room)
