@@ -1,6 +1,8 @@
 """Settings of the services: file, flags, and what is said of those that cannot be used."""
 
 import contextlib
+import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from shoal.agent.config import Config as AgentConfig
 from shoal.cli.main import main
-from shoal.cli.services.settings import SettingsError, load
+from shoal.cli.services.settings import OneLine, SettingsError, escaped, load
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.scheduler.config import SECRET, Tls
 from shoal.scheduler.config import Config as SchedulerConfig
@@ -142,6 +144,19 @@ def test_no_file_does_worse_than_a_message(tmp_path_factory: pytest.TempPathFact
     for kind, command in ((AgentConfig, "agent"), (SchedulerConfig, "scheduler")):
         with contextlib.suppress(SettingsError):
             assert isinstance(load(kind, path, {}, command=command), kind)
+
+
+def test_what_is_logged_stays_on_its_line() -> None:
+    forged = "p\n2026-01-01 00:00:00,000 INFO root: all is well\r\x1b[2K\u2028\u202e"
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        record = logging.LogRecord("n", logging.ERROR, "f", 1, "pod %s", (forged,), sys.exc_info())
+    lines = OneLine("%(levelname)s %(message)s").format(record).splitlines()
+    assert lines[0] == ("ERROR pod p\\n2026-01-01 00:00:00,000 INFO root: all is well\\r\\x1b[2K\\u2028\\u202e")
+    assert len(lines) > 2
+    assert all(line.startswith("| ") for line in lines[1:])
+    assert escaped("träge/pod") == "träge/pod"
 
 
 def test_a_file_that_is_not_there_is_named() -> None:

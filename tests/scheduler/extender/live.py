@@ -25,7 +25,7 @@ from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.extender.tls import Tls as ServerTls
 from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.feasibility.feasibility import Feasibility
-from shoal.scheduler.kube_scheduler import Mode, Tls, configuration
+from shoal.scheduler.kube_scheduler import InlineTls, Mode, Tls, configuration
 from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.telling.tell import Teller
 from tests.scheduler.extender.scene import books_of, clearing_of
@@ -43,7 +43,7 @@ class Live:
     port: int
 
     def configuration(
-        self, *, mode: Mode = Mode.DEFAULT, node_cache: bool = True, tls: Tls | None = None
+        self, *, mode: Mode = Mode.DEFAULT, node_cache: bool = True, tls: Tls | InlineTls | None = None
     ) -> dict[str, Any]:
         """The printed configuration, but for what only a control-plane node has: its kubeconfig and its lease."""
         scheme = "http" if tls is None else "https"

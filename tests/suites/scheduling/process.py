@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ class SchedulerProcess:
         self.options = tuple(options)
         self.port = 0
         self.health_port = 0
+        #: What a caller of the extender's port trusts and shows, when that has TLS.
+        self.tls: ssl.SSLContext | None = None
         self._said = 0
 
     @property
@@ -123,7 +126,11 @@ class SchedulerProcess:
         return text
 
     def _get(self, path: str, port: int) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = (
+            http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=self.tls)
+            if port == self.port and self.tls is not None
+            else http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        )
         try:
             connection.request("GET", path)
             response = connection.getresponse()

@@ -69,11 +69,10 @@ class Bundle:
         end = certificates.validity(self.server.certificate)[1]
         if end - now > RENEW_BEFORE and certificates.hosts_of(self.server.certificate) >= set(HOSTS):
             return self
-        fresh = self.authority.server(HOSTS, now=now, life=SERVER_LIFE)
         # Near the authority's own end nothing better can be had.
-        if certificates.validity(fresh.certificate)[1] <= end and end > now:
+        if min(now + SERVER_LIFE, certificates.validity(self.authority.certificate)[1]) <= max(end, now):
             return self
-        return replace(self, server=fresh)
+        return replace(self, server=self.authority.server(HOSTS, now=now, life=SERVER_LIFE))
 
     def rotated(self, now: datetime) -> Bundle:
         """With a new client's half. The one before counts until this one is used."""

@@ -54,9 +54,10 @@ class OwnTls:
         """Follow the Secret, and renew the server's certificate in time."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            await self._look()
+            await self.look()
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
+        """Take what the Secret holds now."""
         try:
             self._take(await self._secret.ensure())
         except (TlsError, KubeError) as error:
@@ -67,7 +68,7 @@ class OwnTls:
             now = asyncio.get_running_loop().time()
             if now - self._looked_at >= _AGAIN_SECONDS:
                 self._looked_at = now
-                await self._look()
+                await self.look()
 
     async def _settle(self, used: str) -> None:
         log.info("kube-scheduler uses its new certificate: the one before is over")
