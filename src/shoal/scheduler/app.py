@@ -57,6 +57,7 @@ from shoal.scheduler.metrics import LedgerSource, Metrics, WatchSource
 from shoal.scheduler.preemption.budgets import Budgets
 from shoal.scheduler.preemption.clearing import Clearing
 from shoal.scheduler.queue.wake import Wake
+from shoal.scheduler.rivals import Rivals
 from shoal.scheduler.telling.tell import Teller
 
 log = logging.getLogger(__name__)
@@ -91,11 +92,18 @@ class Scheduler:
             client, namespace=config.election.namespace, name=config.election.name, identity=identity
         )
         self._leads = False
+        self._leads_since = 0.0
         self.teller = Teller(client, recorder, now=_now, may_write=self.may_write)
         engine = Engine(Ledger(), POLICIES[config.policy])
         cluster = Cluster()
         self.books = Books(engine, cluster, unit=config.memory_unit, news=self._on_news, report=self._report)
-        self.binder = Binder(client, self.books, may_write=self.may_write, now_ns=time.time_ns)
+        rivals = Rivals(
+            metrics=self.metrics,
+            leads_since=lambda: self._leads_since if self.may_write() else None,
+            clock=time.monotonic,
+            report=self._report,
+        )
+        self.binder = Binder(client, self.books, may_write=self.may_write, now_ns=time.time_ns, on_bind=rivals.on_bind)
         feasibility = Feasibility(cluster)
         volumes = Volumes(cluster, news=self._on_news)
         disruption_budgets = Reflector(client, POD_DISRUPTION_BUDGETS)
@@ -144,7 +152,10 @@ class Scheduler:
             "pods": Reflector(
                 client,
                 PODS,
-                consumers=[self.books.on_pod, verbs.waiting.on_pod, self.loop.on_pod, self._handover.on_pod],
+                consumers=[
+                    *(rivals.on_pod, self.books.on_pod, verbs.waiting.on_pod),
+                    *(self.loop.on_pod, self._handover.on_pod),
+                ],
             ),
             "namespaces": Reflector(client, NAMESPACES, consumers=[volumes.on_namespace]),
             "configmaps": Reflector(
@@ -247,6 +258,7 @@ class Scheduler:
         """Schedule, until another replica should lead."""
         if self.config.election.enabled:
             await self._catch_up()
+        self._leads_since = time.monotonic()
         self._leads = True
         try:
             async with asyncio.TaskGroup() as group:

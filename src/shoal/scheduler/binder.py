@@ -58,12 +58,14 @@ class Binder:
         may_write: Callable[[], bool],
         now_ns: Callable[[], int],
         rng: random.Random | None = None,
+        on_bind: Callable[[str], None] = lambda uid: None,
     ) -> None:
         self._client = client
         self._books = books
         self._may_write = may_write
         self._now_ns = now_ns
         self._rng = rng or random.Random()
+        self._on_bind = on_bind
         self._busy: dict[str, str] = {}
 
     async def bind(self, pod: Pod, allocation: Allocation) -> None:
@@ -72,6 +74,7 @@ class Binder:
         if uid in self._busy:
             raise BindError(f"it is being bound to {self._busy[uid]} already")
         self._busy[uid] = allocation.node
+        self._on_bind(uid)
         try:
             await self._bind(pod, allocation)
         except BindError:

@@ -129,7 +129,7 @@ def asking(api: ApiServer, port: int) -> dict[str, Any]:
         "--kubeconfig",
         str(api.kubeconfig()),
     ]
-    command = [SHOAL, "config", "kube-scheduler", *options]
+    command = [str(SHOAL), "config", "kube-scheduler", *options]
     document: dict[str, Any] = yaml.safe_load(subprocess.run(command, check=True, capture_output=True).stdout)
     document.pop("clientConnection", None)
     document.pop("leaderElection")
