@@ -191,6 +191,16 @@ WRONG: tuple[tuple[str, dict[str, Any], str, Level, str], ...] = (
     ("no leader", {"leader": []}, "scheduler", Level.FAILED, "nobody leads"),
     ("nobody behind the Service", {"extender": []}, "scheduler", Level.FAILED, "nobody answers behind"),
     (
+        "two schedulers of ours",
+        {
+            "deployments": [
+                workload(shoal.NAME_SCHEDULER, readyReplicas=1),
+                workload(shoal.NAME_SCHEDULER, readyReplicas=1),
+            ]
+        },
+        *("scheduler", Level.FAILED, "without a common lease"),
+    ),
+    (
         "two extenders",
         {
             "deployments": [
