@@ -33,6 +33,7 @@ from shoal.embedded.kinds import JOBS, SUBRESOURCE_KINDS, Kind
 from shoal.embedded.logs import LogSources
 from shoal.embedded.registry import Registry
 from shoal.embedded.store import Object
+from shoal.embedded.writes import ACTING
 
 log = logging.getLogger(__name__)
 _HEALTH: Final = ("healthz", "livez", "readyz")
@@ -117,7 +118,7 @@ class Server:
         binding = await bodies.read_any(request, "Binding")
         bodies.check_type(binding, "Binding", "", "v1")
         name = (binding.get("metadata") or {}).get("name", "")
-        done = subresources.bind(self._registry, namespace, name, binding, dry_run=dry_run(request))
+        done = subresources.bind(self._registry, namespace, name, binding, dry_run=dry_run(request), older=True)
         return answer(done, 201)
 
     def _enter(self, request: web.Request, path: list[str]) -> User:
@@ -130,6 +131,7 @@ class Server:
         )
         if not user.is_master:
             self.gate.require(user, asked(request.method, path, request.query))
+        ACTING.set(user)
         return user
 
     def _openapi(self, path: list[str]) -> web.Response:
