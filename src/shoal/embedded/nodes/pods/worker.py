@@ -32,6 +32,10 @@ _NOT_STARTED: Final = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
     "unable to start container process: error during container init"
 )
+_OVER: Final = ("Succeeded", "Failed")
+#: Seconds that a pod has to end, unless it says so; kubelet gives none less than a second.
+_GRACE: Final = 30
+_LEAST_GRACE: Final = 1
 #: The hooks that come before a container's program, in their order.
 _EARLY: Final = ("prestart", "createRuntime", "createContainer", "startContainer")
 
@@ -141,17 +145,28 @@ class PodWorker:
         run.address = self._site.host.pod_address()
 
     def _heed_deletion(self, run: PodRun, now: datetime) -> None:
-        if not self._is_ending():
+        if not self._is_ending() and not self._is_called_over():
             return
-        grace = 0.0 if self._gone else float(self.pod["metadata"].get("deletionGracePeriodSeconds", 0))
+        grace = self._grace_seconds()
         if self._grace is not None and grace >= self._grace:
             return
         self._grace = grace
         for note in run.stop(now, grace):
             self._tell(note)
 
+    def _grace_seconds(self) -> float:
+        """Whoever deletes a pod may shorten its grace; when its object just vanished, kubelet goes by its spec."""
+        asked = self.pod["metadata"].get("deletionGracePeriodSeconds")
+        if asked is None:
+            asked = max(_LEAST_GRACE, self.pod["spec"].get("terminationGracePeriodSeconds", _GRACE))
+        return float(asked)
+
     def _is_ending(self) -> bool:
         return self._gone or "deletionTimestamp" in self.pod["metadata"]
+
+    def _is_called_over(self) -> bool:
+        """Whether somebody else than this kubelet wrote that the pod is over: it is ended then."""
+        return self._told_status is not None and (self.pod.get("status") or {}).get("phase") in _OVER
 
     async def _start(self, run: PodRun, one: ContainerRun) -> None:
         """Create and start a container; whatever keeps it from that is told, and tried again."""
