@@ -33,9 +33,8 @@ _NOT_STARTED: Final = (
     "unable to start container process: error during container init"
 )
 _OVER: Final = ("Succeeded", "Failed")
-#: Seconds that a pod has to end, unless it says so; kubelet gives none less than a second.
-_GRACE: Final = 30
-_LEAST_GRACE: Final = 1
+#: Seconds that the containers of a pod have to end whose object has vanished.
+_VANISHED_GRACE: Final = 1.0
 #: The hooks that come before a container's program, in their order.
 _EARLY: Final = ("prestart", "createRuntime", "createContainer", "startContainer")
 
@@ -53,6 +52,8 @@ class PodWorker:
         self._site = site
         self._told_status: dict[str, Any] | None = None
         self._grace: float | None = None
+        #: Since when somebody else calls the pod finished.
+        self._lied_at: datetime | None = None
 
     async def run(self) -> None:
         """From its admission to its end."""
@@ -117,6 +118,7 @@ class PodWorker:
             more = self._move_programs(run, now)
             if run.over:
                 break
+            due = self._heed_lies(now)
             # Before the starts: plugins look at the pod's status to see how far it has come.
             self._publish(run)
             if step.start:
@@ -124,7 +126,7 @@ class PodWorker:
                     async with site.plugin_calls:
                         await self._start(run, one)
                 continue
-            moments = [moment for moment in (step.wake, more) if moment is not None]
+            moments = [moment for moment in (step.wake, more, due) if moment is not None]
             await site.clock.wait(self.wake, min(moments, default=None))
         site.release(self.uid)
         self._publish(run)
@@ -145,28 +147,38 @@ class PodWorker:
         run.address = self._site.host.pod_address()
 
     def _heed_deletion(self, run: PodRun, now: datetime) -> None:
-        if not self._is_ending() and not self._is_called_over():
+        if not self._is_ending():
             return
-        grace = self._grace_seconds()
+        grace = _VANISHED_GRACE if self._gone else float(self.pod["metadata"].get("deletionGracePeriodSeconds", 0))
         if self._grace is not None and grace >= self._grace:
             return
         self._grace = grace
         for note in run.stop(now, grace):
             self._tell(note)
 
-    def _grace_seconds(self) -> float:
-        """Whoever deletes a pod may shorten its grace; when its object just vanished, kubelet goes by its spec."""
-        asked = self.pod["metadata"].get("deletionGracePeriodSeconds")
-        if asked is None:
-            asked = max(_LEAST_GRACE, self.pod["spec"].get("terminationGracePeriodSeconds", _GRACE))
-        return float(asked)
-
     def _is_ending(self) -> bool:
         return self._gone or "deletionTimestamp" in self.pod["metadata"]
 
-    def _is_called_over(self) -> bool:
-        """Whether somebody else than this kubelet wrote that the pod is over: it is ended then."""
-        return self._told_status is not None and (self.pod.get("status") or {}).get("phase") in _OVER
+    def _heed_lies(self, now: datetime) -> datetime | None:
+        """Treat a pod that runs as the real kubelet does when its object is gone, or somebody else calls it finished.
+
+        It counts as none of the node's pods then, so others can have its devices. Its containers go on; the status is
+        put right some time later. That moment, if it is still to come.
+        """
+        if self._gone:
+            self._site.release(self.uid)
+            return None
+        if self._told_status is None or (self.pod.get("status") or {}).get("phase") not in _OVER:
+            self._lied_at = None
+            return None
+        self._site.release(self.uid)
+        self._lied_at = self._lied_at or now
+        due = self._lied_at + timedelta(seconds=self._site.timing.reconcile)
+        if now < due:
+            return due
+        self._lied_at = self._told_status = None
+        self._site.take(self.pod)
+        return None
 
     async def _start(self, run: PodRun, one: ContainerRun) -> None:
         """Create and start a container; whatever keeps it from that is told, and tried again."""
