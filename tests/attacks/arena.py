@@ -43,8 +43,8 @@ class Arena(Protocol):
     #: Whether what containers have can be asked again and again at no cost.
     watches: bool
 
-    def container(self) -> Object:
-        """Image and command of a container that runs until it is ended."""
+    def container(self, name: str, *, stubborn: bool = False) -> Object:
+        """A container that runs until it is told to end, or until it is killed."""
 
     def policies(self, *, on: bool) -> None:
         """Apply the admission policies, or take them away."""

@@ -28,7 +28,7 @@ from tests.suites.connection import Connection
 ROOT = "/sys/fs/cgroup"
 MEBIBYTE = 2**20
 #: kubelet's back-off is the real one's; only tests wait for it.
-TIMING = Timing(retry=0.5, back_off=0.5)
+TIMING = Timing(retry=0.5, back_off=0.5, reconcile=2.0)
 
 
 class Walled(Cluster):
@@ -154,8 +154,8 @@ class EmbeddedArena:
         self._loop.run(self._end())
         self._folder.cleanup()
 
-    def container(self) -> Object:
-        return {"image": "none"}
+    def container(self, name: str, *, stubborn: bool = False) -> Object:
+        return {"name": name, "image": "none"}  # the pod's annotation says whether it is stubborn
 
     def policies(self, *, on: bool) -> None:
         async def put() -> None:

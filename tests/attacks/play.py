@@ -112,7 +112,7 @@ class Play:
         if name == "node":
             return self.arena.here
         if name == "other":
-            return next(one for one in self.arena.nodes if one != self.arena.here)
+            return next((one for one in self.arena.nodes if one != self.arena.here), "elsewhere")
         assert name.startswith("card"), f"${name} stands for nothing"
         return self._cards[self.arena.here][int(name.removeprefix("card"))]
 
@@ -120,13 +120,14 @@ class Play:
         """A pod of the table's short form."""
         short = self.filled(short)
         containers = short.get("containers") or [{"name": "main", **{k: short[k] for k in RESOURCES if k in short}}]
+        stubborn = "stop=never" in short.get("annotations", {}).get("shoal.dev/simulate", "")
         spec = {
-            "containers": [self._container(one) for one in containers],
+            "containers": [self._container(one, stubborn) for one in containers],
             "terminationGracePeriodSeconds": 1,
             **short.get("spec", {}),
         }
         if "init" in short:
-            spec["initContainers"] = [self._container(one) for one in short["init"]]
+            spec["initContainers"] = [self._container(one, stubborn=False) for one in short["init"]]
         if "node" in short:
             spec["nodeName"] = short["node"]
         elif "at" in short:
@@ -140,10 +141,11 @@ class Play:
             "spec": spec,
         }
 
-    def _container(self, short: Object) -> Object:
+    def _container(self, short: Object, stubborn: bool) -> Object:
         limits = {RESOURCES[key]: str(short[key]) for key in RESOURCES if key in short}
         more = {key: short[key] for key in short if key not in {*RESOURCES, "name"}}
-        return {"name": short["name"], **self.arena.container(), "resources": {"limits": limits}, **more}
+        made = self.arena.container(short["name"], stubborn=stubborn)
+        return {**made, "resources": {"limits": limits}, **more}
 
     # Acts
 
@@ -160,13 +162,17 @@ class Play:
         self._whose[pod["metadata"]["name"]] = whose
         self.allowed.setdefault(pod["metadata"]["uid"], truth.asked(pod))
 
-    def place(self, short: Object) -> None:
-        """A pod that somebody created in all honesty runs."""
+    def place(self, short: Object, *, bound: bool = False) -> None:
+        """A pod that somebody created in all honesty runs; or is `bound`, which comes first."""
         short = dict(short)
         whose = self.neighbour if short.pop("of", "tenant") == "neighbour" else self.tenant
         answer = self.create(short, whose)
         assert answer.status == 201, answer
-        self.wait(lambda: self.runs(short["name"]), f"running: {short}", lambda: self.story(short["name"]))
+        ready = partial(self._is_bound if bound else self.runs, short["name"])
+        self.wait(ready, f"running: {short}", lambda: self.story(short["name"]))
+
+    def _is_bound(self, name: str) -> bool:
+        return RECORD in self.pod(name)["metadata"].get("annotations", {})
 
     def write(self, write: Object) -> list[Answer]:
         """A write of the tenant; as many answers as requests."""

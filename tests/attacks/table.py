@@ -7,6 +7,7 @@ The actor of all of them is a tenant: a ServiceAccount with a Role of `*` on `*`
     before   steps as under `holds`
     writes   the tenant's, one after another; `passes: true` for those that no policy has to refuse
     refused  the words that name the keys for which the policies refuse every other write; left out where they cannot
+    only     the arena to which it adds something, where that is one: time on a real kubelet is dear
     holds    what must still hold when all writes have passed, in steps; `play` knows them
 
 Beside these steps, after every attack no container has what it did not ask for, and no card more than it has room for.
@@ -33,6 +34,7 @@ class Attack:
     pods: list[Object] = field(default_factory=list)
     before: list[Object] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    only: str = ""
     file: str = ""
 
     @property
