@@ -15,6 +15,8 @@ from shoal.agent.follow import Follow
 from shoal.agent.health.on_node import NodeHealth
 from shoal.agent.limits import NO_LIMITS
 from shoal.agent.node.cards import Cards
+from shoal.agent.node.cgroups import PodCgroups
+from shoal.agent.node.given import GivenFiles
 from shoal.agent.node.object import NodeObject
 from shoal.agent.node.paths import HostPaths
 from shoal.agent.node.pods import NodePods
@@ -53,7 +55,12 @@ class Scene:
     def __init__(self, folder: Path, cards: object = "8xA100-80G") -> None:
         config = Config(node_name="n")
         self.paths = paths = HostPaths(
-            device_plugins=folder, pod_resources=folder / "s", cdi=(folder / "cdi",), dev=folder
+            device_plugins=folder,
+            pod_resources=folder / "s",
+            cdi=(folder / "cdi",),
+            dev=folder,
+            run=folder / "run",
+            pod_cgroups=folder / "cgroups",
         )
         client = Client(Access("http://127.0.0.1:1", StoredCredential()))
         recorder = Recorder(client, "test")
@@ -62,7 +69,13 @@ class Scene:
         self.node = NodeObject(client, "n")
         source = ConfigSource(config, client, self.node, recorder, last=None, changed=lambda: None)
         health = NodeHealth(driver, self.node, recorder, config.health_rules(), now=time.time, changed=lambda: None)
-        self.pods = NodePods(client, NodeGpus("n", driver.gpus(config, {})), unit=UNIT)
+        self.pods = NodePods(
+            client,
+            NodeGpus("n", driver.gpus(config, {})),
+            unit=UNIT,
+            files=GivenFiles(paths.given),
+            runs=PodCgroups(paths.pod_cgroups).runs,
+        )
         self.checkpoint = Checkpoint(paths.checkpoint)
         self.specs = Specs(paths)
         gate = Gate(self.pods, self.specs, unit=UNIT, limits=NO_LIMITS, isolated=lambda: True)
@@ -91,7 +104,7 @@ class Scene:
             self.serving,
             self.grants,
             NO_LIMITS,
-            Marks(client, self.pods, self.grants.isolation),
+            Marks(client, self.pods, recorder, self.grants.isolation, self.grants.record),
             wake=asyncio.Event(),
             trouble=lambda words: None,
         )

@@ -66,7 +66,10 @@ def test_any_mixture_of_watching_and_listing(history: list[tuple[str, bool, str]
 
 def _follow(told: dict[str, ConfigMap], change: Change[ConfigMap]) -> None:
     name = change.object.metadata.name
-    assert change.old == told.get(name)
+    if change.kind is Kind.DELETED:  # as it was at its end
+        assert change.object.metadata.uid == told[name].metadata.uid
+    else:
+        assert change.old == told.get(name)
     assert (change.old is None, change.new is None) == (change.kind is Kind.ADDED, change.kind is Kind.DELETED)
     if change.new is None:
         del told[name]
@@ -82,6 +85,16 @@ def test_the_same_news_twice_is_no_news() -> None:
     assert len(list(store.apply(added))) == 1
     assert list(store.apply(added)) == []
     assert list(store.replace([added.object])) == []
+
+
+def test_a_delete_tells_the_end_and_its_version() -> None:
+    store = Store[ConfigMap]()
+    list(store.apply(WatchEvent(type="ADDED", object=version("a", 1, 1))))
+    (change,) = store.apply(WatchEvent(type="DELETED", object=version("a", 1, 7)))
+    assert (change.object, change.version) == (version("a", 1, 7), "7")
+    list(store.apply(WatchEvent(type="ADDED", object=version("a", 2, 8))))
+    (change,) = store.replace([], "12")
+    assert (change.object, change.version) == (version("a", 2, 8), "12")
 
 
 def test_deletes_of_strangers_are_passed_over() -> None:

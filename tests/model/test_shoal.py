@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
+from shoal.model.allocation import Allocation, CardShare, ContainerAllocation, Held
 from shoal.model.contract import shoal
 from shoal.model.errors import CodecError
 from shoal.model.gpu import Gpu, Link, MigInstance
@@ -287,3 +287,19 @@ def test_user_annotations_raise_nothing_but_codec_error(annotations: dict[str, A
             decode(annotations)
         except CodecError:
             continue
+
+
+def test_what_is_held_is_read_back() -> None:
+    held = Held({"uid-1": (CardShare("GPU-a", 0, Share(3072, 50)),), "uid-2": ()}, as_of=812)
+    written = shoal.encode_held(held)
+    assert written == (
+        '{"version":1,"asOf":812,"pods":{"uid-1":[{"uuid":"GPU-a","index":0,"memory":3072,"compute":50}],"uid-2":[]}}'
+    )
+    assert shoal.decode_held(written) == held
+
+
+def test_a_pod_has_left_its_cards_when_the_node_says_so() -> None:
+    held = Held({"there": ()}, as_of=10)
+    assert [held.releases(uid, version) for uid, version in (("there", 1), ("gone", 10), ("gone", 11))] == [
+        *(False, True, False)
+    ]

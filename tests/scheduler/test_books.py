@@ -40,6 +40,7 @@ class Told:
 
     def __init__(self) -> None:
         self.news = Wake(0)
+        self.now = 0.0
         self.reports: list[tuple[str, str, str]] = []
         self.books = Books(
             Engine(Ledger(), POLICIES["binpack"]),
@@ -47,6 +48,7 @@ class Told:
             unit=MemoryUnit.GIB,
             news=self._hear,
             report=lambda obj, reason, text: self.reports.append((obj.metadata.name, reason, text)),
+            clock=lambda: self.now,
         )
 
     def _hear(self, news: Wake) -> None:

@@ -24,6 +24,8 @@ from shoal.agent.limits import NO_LIMITS, Limits, on_node
 from shoal.agent.limits.on_node import NodeLimits
 from shoal.agent.node import runtimes
 from shoal.agent.node.cards import Cards, OpenDriver
+from shoal.agent.node.cgroups import PodCgroups
+from shoal.agent.node.given import GivenFiles
 from shoal.agent.node.object import NodeObject
 from shoal.agent.node.paths import HostPaths
 from shoal.agent.node.pods import NodePods
@@ -96,7 +98,14 @@ class Agent:
         self.health = NodeHealth(
             cards, self.node, recorder, config.health_rules(), now=time.time, changed=lambda: self._cards_changed()
         )
-        self.pods = NodePods(client, NodeGpus(config.node_name), unit=config.memory_unit, changed=self._wake.set)
+        self.pods = NodePods(
+            client,
+            NodeGpus(config.node_name),
+            unit=config.memory_unit,
+            files=GivenFiles(paths.given),
+            runs=PodCgroups(paths.pod_cgroups).runs,
+            changed=self._wake.set,
+        )
         self._checkpoint = Checkpoint(paths.checkpoint)
         self._specs = Specs(paths)
         self.serving: Serving | None = None
@@ -139,7 +148,7 @@ class Agent:
             limits = self._build_limits(strategy)
             grants = self._grants(pod_resources, strategy)
             self.serving = serving = self._serve(grants)
-            marks = Marks(self._client, self.pods, grants.isolation)
+            marks = Marks(self._client, self.pods, self._recorder, grants.isolation, grants.record)
             follow = self._followers(serving, grants, marks)
             self._cards_changed()
             await follow.first()
@@ -147,6 +156,7 @@ class Agent:
             serving.start(group)
             tasks.append(group.create_task(grants.look_ahead(), name="witness"))
             tasks.append(group.create_task(follow.run(), name="devices"))
+            tasks.append(group.create_task(follow.look_for_ends(), name="ends"))
             tasks.append(group.create_task(marks.run(), name="marks"))
             tasks.append(group.create_task(self.health.run(), name="health"))
             tasks.append(group.create_task(limits.run(), name="limits"))
@@ -312,12 +322,13 @@ async def cleanup(
     specs = Specs(paths)
     specs.remove_drafts()
     specs.keep_only(())
+    GivenFiles(paths.given).clear()
     remove_sockets(paths)
     async with Client(access) as client:
         node = NodeObject(client, config.node_name)
         async with node.reflector:
             await node.reflector.wait_synced()
-            own = dict.fromkeys((shoal.ANNOTATION_GPUS, shoal.ANNOTATION_FAULTS), None)
+            own = dict.fromkeys((shoal.ANNOTATION_GPUS, shoal.ANNOTATION_HELD, shoal.ANNOTATION_FAULTS), None)
             counted = node.node.status.capacity if node.node is not None else ()
             passing = filter(comes_and_goes, counted)
             node.publish(own, dict.fromkeys((gpushare.RESOURCE_COUNT, *SOCKETS, *passing), None))

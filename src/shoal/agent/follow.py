@@ -8,6 +8,7 @@ another configuration have everything looked at again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -34,6 +35,10 @@ log = logging.getLogger(__name__)
 #: Changes that come together are answered together.
 _GATHER_SECONDS: Final = 0.05
 _RETRY_SECONDS: Final = 5.0
+#: How often containers are looked for of a pod that is over.
+_ENDS_SECONDS: Final = 0.25
+#: How often it is looked whether pods were listed anew.
+_LISTS_SECONDS: Final = 5.0
 
 
 class Follow:
@@ -71,6 +76,8 @@ class Follow:
         #: The devices that pods have, by resource, and the version of kubelet's record that said so.
         self._in_use: dict[str, frozenset[str]] = {}
         self._read = -1
+        #: What is held, as it was published last.
+        self._shown = -1
         #: The sums and devices in use by which kubelet was told last.
         self._told: tuple[int, dict[str, frozenset[str]]] | None = None
 
@@ -89,6 +96,15 @@ class Follow:
                 self._trouble(str(error))
                 log.warning("waiting: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
+
+    async def look_for_ends(self) -> None:
+        """Look whether pods that are over have left their cards, until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._pods.ending.wait(), _LISTS_SECONDS)
+            self._pods.look_for_ends()
+            if self._pods.ending.is_set():
+                await asyncio.sleep(_ENDS_SECONDS)
 
     async def run(self) -> None:
         """Act on all news."""
@@ -123,6 +139,9 @@ class Follow:
         if news.everything or told != self._told:
             self._tell(self._in_use)
             self._told = told
+        if self._pods.held_version != self._shown:
+            self._shown = self._pods.held_version
+            self._node.publish({shoal.ANNOTATION_HELD: shoal.encode_held(self._pods.held())}, {})
 
     def _tell(self, in_use: dict[str, frozenset[str]]) -> None:
         gpus = self._pods.node.gpus

@@ -166,7 +166,7 @@ class Reflector(Generic[T]):
         listing = await self._client.list(self._resource, limit=self._page_size, **self._scope)
         if self.synced.is_set():
             self.counters.relists += 1
-        self._tell(self.store.replace(listing.items))
+        self._tell(self.store.replace(listing.items, listing.resource_version))
         self.resource_version = listing.resource_version
         self.synced.set()
         self.last_error = None

@@ -27,11 +27,16 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[T]):
-    """One change. `old` is the object as the store had it, None when added; `new` is None when deleted."""
+    """One change. `old` is the object as it was, None when added; `new` is None when deleted.
+
+    A deleted object is as it was at its end if the watch told of that, else as the store had it. `version` is one of
+    the collection's in which the change had been made.
+    """
 
     kind: Kind
     old: T | None
     new: T | None
+    version: str = ""
 
     @property
     def object(self) -> T:
@@ -66,8 +71,8 @@ class Store(Generic[T]):
         """Namespace and name of all objects."""
         return self._entries.keys()
 
-    def replace(self, items: Iterable[T]) -> Iterator[Change[T]]:
-        """Become a fresh list. Each change is made when it is taken from the iterator; deletes come first."""
+    def replace(self, items: Iterable[T], version: str = "") -> Iterator[Change[T]]:
+        """Become a fresh list of a version. Each change is made when it is taken from the iterator; deletes first."""
         fresh: dict[Key, tuple[str, str, T]] = {}
         for item in items:
             meta = meta_of(item)
@@ -75,7 +80,7 @@ class Store(Generic[T]):
         for key, (uid, _, old) in list(self._entries.items()):
             if key not in fresh or fresh[key][0] != uid:
                 del self._entries[key]
-                yield Change(Kind.DELETED, old, None)
+                yield Change(Kind.DELETED, old, None, version)
         for key, entry in fresh.items():
             yield from self._set(key, *entry)
 
@@ -87,7 +92,7 @@ class Store(Generic[T]):
             entry = self._entries.get(key)
             if entry is not None and entry[0] == meta.uid:
                 del self._entries[key]
-                yield Change(Kind.DELETED, entry[2], None)
+                yield Change(Kind.DELETED, event.object, None, meta.resource_version)
         elif event.type in ("ADDED", "MODIFIED"):
             yield from self._set(key, meta.uid, meta.resource_version, event.object)
 
@@ -95,12 +100,12 @@ class Store(Generic[T]):
         entry = self._entries.get(key)
         if entry is not None and entry[0] != uid:
             del self._entries[key]
-            yield Change(Kind.DELETED, entry[2], None)
+            yield Change(Kind.DELETED, entry[2], None, version)
             entry = None
         if entry is not None and entry[1] == version:
             return
         self._entries[key] = (uid, version, new)
         if entry is None:
-            yield Change(Kind.ADDED, None, new)
+            yield Change(Kind.ADDED, None, new, version)
         else:
-            yield Change(Kind.MODIFIED, entry[2], new)
+            yield Change(Kind.MODIFIED, entry[2], new, version)

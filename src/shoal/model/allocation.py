@@ -1,11 +1,13 @@
 """A decision: which cards each container of a pod got, and how much of each.
 
-The allocation is the only record of a decision; it travels in the pod's annotations (`shoal.model.contract`).
+The allocation is the record of a decision; it travels in the pod's annotations (`shoal.model.contract`). What has
+become of decisions on a node is its agent's to say: `Held`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from shoal.model.request import NO_SHARE, ContainerKind, Share, phases
 
@@ -51,3 +53,19 @@ class Allocation:
             for uuid, share in at_once.items():
                 peak[uuid] = peak.get(uuid, NO_SHARE) | share
         return peak
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What containers on a node have really been given, by the UID of their pod: the word of the node's agent.
+
+    A pod that is not listed holds nothing there, if its end was before `as_of`: the version of the API server's pods
+    up to which the agent knows what became of them.
+    """
+
+    pods: Mapping[str, tuple[CardShare, ...]] = field(default_factory=dict)
+    as_of: int = 0
+
+    def releases(self, pod: str, version: int) -> bool:
+        """Whether a pod that ended in a version of the API server's has left its cards."""
+        return pod not in self.pods and self.as_of >= version

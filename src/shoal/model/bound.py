@@ -1,8 +1,10 @@
 """The decision a bound pod carries, whoever made it.
 
 Shoal's own record is the full one and comes first; then gpushare's annotations, then KETI's, so that pods placed by
-those schedulers are counted too. A record that cannot be read, or does not belong to this pod, is an error and never
-an empty answer: the pod holds cards, only nobody knows which.
+those schedulers are counted too. A record is not a proof: annotations can be written by others than those who decide.
+The pod's request bounds what its record may claim, and who has given out cards knows better which they are
+(`shoal.dev/held`). A record that cannot be read, or claims what the pod did not ask for, is an error and never an empty
+answer: the pod holds cards, only nobody knows which.
 
 Who publishes a node's cards may change under its pods: Shoal's agent, which knows UUIDs, takes the place of a plugin
 that only counts, or the other way round. A card that has a made-up name on one side is known by its index.
@@ -14,47 +16,143 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from shoal.model.allocation import Allocation, CardShare
+from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.contract import gpushare, keti, shoal, text
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, RequestError, shown
 from shoal.model.gpu import NodeGpus
 from shoal.model.manifest import PodManifest, read_pod
-from shoal.model.pod import request_of_manifest
+from shoal.model.pod import gpus_of_manifest
+from shoal.model.request import ContainerRequest, Request
 
+#: The annotations by which other stacks tell which cards a pod has.
 _FOREIGN: Final = (gpushare.ANNOTATION_ALLOCATION, gpushare.NAME_INDEX, keti.ANNOTATION_UUID)
+_RECORDS: Final = (shoal.ANNOTATION_ALLOCATION, gpushare.ANNOTATION_COMPUTE, *_FOREIGN)
+# The longest a record can be: the longest names there are, and the words around them.
+_RECORD_LENGTH: Final = 512
+_CONTAINER_LENGTH: Final = 400
+_CARD_LENGTH: Final = 450
 
 
-def allocation_of(pod: Mapping[str, object], *, node: NodeGpus, unit: MemoryUnit) -> Allocation | None:
+def allocation_of(
+    pod: Mapping[str, object], *, node: NodeGpus, unit: MemoryUnit, request: Request | None = None
+) -> Allocation | None:
     """The decision on a pod bound to `node`; None when the pod is not bound or carries none.
 
-    Raises CodecError when the pod carries a decision that is broken, or is bound to another node.
+    Raises CodecError when the pod carries a decision that is broken, is bound to another node, or claims what the pod
+    did not ask for. `request` is the pod's, if it is known.
     """
     try:
         manifest = read_pod(pod)
     except RequestError as error:
         raise CodecError(str(error)) from error
-    return allocation_of_manifest(manifest, node=node, unit=unit)
+    return allocation_of_manifest(manifest, node=node, unit=unit, request=request)
 
 
-def allocation_of_manifest(manifest: PodManifest, *, node: NodeGpus, unit: MemoryUnit) -> Allocation | None:
-    """`allocation_of` for a pod that has been read already."""
-    if not manifest.node:
+def allocation_of_manifest(
+    manifest: PodManifest, *, node: NodeGpus, unit: MemoryUnit, request: Request | None = None
+) -> Allocation | None:
+    """`allocation_of` for a pod that has been read already, and whose request has if it is given.
+
+    A node of which no cards are known is believed to have those that are named.
+    """
+    if not manifest.node or not any(key in manifest.annotations for key in _RECORDS):
         return None
+    if request is None:
+        try:
+            request = gpus_of_manifest(manifest, unit=unit)
+        except RequestError as error:
+            raise CodecError(f"the pod carries a decision, but its request is broken: {error}") from error
+    if not request.containers:
+        return None  # who asks for nothing has nothing, whatever is written
+    allocation = recorded(manifest, request=request, node=node, unit=unit)
+    if allocation is None:
+        return None
+    problem = mismatch(request, allocation, node, whole=shoal.ANNOTATION_ALLOCATION in manifest.annotations)
+    if problem:
+        raise CodecError(problem)
+    return allocation
+
+
+def recorded(manifest: PodManifest, *, request: Request, node: NodeGpus, unit: MemoryUnit) -> Allocation | None:
+    """What is written on a bound pod, whether or not it may claim that (`mismatch`).
+
+    What is longer than any record of the request is not read: a reader's work is bounded by what the pod asks for.
+    """
     if manifest.node != node.name:
         raise CodecError(f"the pod is bound to {shown(manifest.node)}, not to {shown(node.name)}: give its own node")
+    longest = _RECORD_LENGTH + sum(_CONTAINER_LENGTH + one.gpus * _CARD_LENGTH for one in request.containers)
+    for key in _RECORDS:
+        if len(text.value_of(manifest.annotations, key) or "") > longest:
+            raise CodecError(
+                f"{key} is longer than any record of what the pod asks for: remove the annotation from the manifest "
+                "and create the pod again"
+            )
     own = text.value_of(manifest.annotations, shoal.ANNOTATION_ALLOCATION)
     if own is not None:
         return on_cards(_belongs(shoal.decode_allocation(own), manifest), node)
-    if not any(key in manifest.annotations for key in _FOREIGN):
-        return None
-    try:
-        request = request_of_manifest(manifest, unit=unit)
-    except RequestError as error:
-        raise CodecError(f"the pod carries a decision, but its request is broken: {error}") from error
     return gpushare.decode(
         manifest.annotations, request=request, container_names=manifest.app_names(), node=node, unit=unit
     ) or keti.decode(manifest.annotations, request=request, node=node)
+
+
+def mismatch(request: Request, allocation: Allocation, node: NodeGpus, *, whole: bool = True) -> str:
+    """What an allocation claims that the pod did not ask for; empty if it is one of this pod on this node.
+
+    Annotations can be copied or forged, so the request bounds them: the same containers, as many cards each, of each
+    card the same share, the same limit. A record that is not `whole` may leave containers out, as those of other
+    stacks do.
+    """
+    asked = {container.name: container for container in request.containers}
+    for entry in allocation.containers:
+        wanted = asked.pop(entry.name, None)
+        problem = no_request(entry) if wanted is None else entry_mismatch(wanted, entry, node)
+        if problem:
+            return problem
+    if asked and whole:
+        return no_cards(next(iter(asked)))
+    return ""
+
+
+def entry_mismatch(wanted: ContainerRequest, entry: ContainerAllocation, node: NodeGpus) -> str:
+    """What is wrong with the cards of one container; empty if they are what it asks for."""
+    if len(entry.cards) != wanted.gpus:
+        return f"container {shown(entry.name)} asks for {wanted.gpus} cards and is given {len(entry.cards)}"
+    problem = missing_card(entry, node)
+    if problem:
+        return problem
+    same = all(card.share == wanted.share for card in entry.cards)
+    if not same or entry.memory_limit_mib != wanted.memory_limit_mib or entry.kind is not wanted.kind:
+        return (
+            f"the record gives container {shown(entry.name)} another amount than it asks for: is the memory unit of "
+            "scheduler and agent the same? If the annotation was copied, remove it"
+        )
+    return ""
+
+
+def missing_card(entry: ContainerAllocation, node: NodeGpus) -> str:
+    """Which card of a container the node does not have, in words."""
+    known = {gpu.uuid for gpu in node.gpus}
+    missing = next((card.uuid for card in entry.cards if card.uuid not in known), None) if known else None
+    if missing is None:
+        return ""
+    return (
+        f"container {shown(entry.name)} is given card {shown(missing)}, which node {shown(node.name)} does not have: "
+        "delete the pod so that it is placed again"
+    )
+
+
+def no_request(entry: ContainerAllocation) -> str:
+    """Cards for a container that wants none, in words."""
+    return f"the record gives cards to container {shown(entry.name)}, which asks for none"
+
+
+def no_cards(container: str) -> str:
+    """A container that wants cards and has none, in words."""
+    return (
+        f"{shoal.ANNOTATION_ALLOCATION} has no cards for container {shown(container)}: delete the pod so that it is "
+        "placed again"
+    )
 
 
 def _belongs(allocation: Allocation, pod: PodManifest) -> Allocation:

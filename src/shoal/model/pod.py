@@ -29,6 +29,7 @@ from shoal.model.gpu import MAX_CARD_MIB, Gpu
 from shoal.model.manifest import PodContainer, PodManifest, read_pod
 from shoal.model.request import (
     ANY_CARD,
+    FULL_COMPUTE,
     CardSelector,
     ContainerRequest,
     Request,
@@ -38,7 +39,6 @@ from shoal.model.request import (
 )
 
 MAX_CARDS: Final = shoal.MAX_CARDS
-FULL_COMPUTE: Final = 100
 
 #: Besides its resources, a pod's request depends on these annotations and labels and on no others.
 ANNOTATIONS_READ: Final = (

@@ -10,11 +10,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from shoal.model.gpu import Gpu
 
 C = TypeVar("C")
+
+#: The compute of a whole card, in percent.
+FULL_COMPUTE: Final = 100
 
 
 class ContainerKind(StrEnum):
@@ -109,6 +112,16 @@ def accepts(selector: CardSelector, gpu: Gpu) -> bool:
     if gpu.uuid in selector.not_uuids or (selector.uuids and gpu.uuid not in selector.uuids):
         return False
     return accepts_model(selector, gpu.model)
+
+
+def fits(gpu: Gpu, taken: Share, more: Share) -> bool:
+    """Whether a card that is taken so far has room for a share more."""
+    if taken.exclusive or (more.exclusive and taken != NO_SHARE):
+        return False
+    total = taken + more
+    if more.clients and total.clients > gpu.mps_clients:
+        return False
+    return total.memory_mib <= gpu.memory_mib and total.compute <= FULL_COMPUTE
 
 
 @dataclass(frozen=True, slots=True)

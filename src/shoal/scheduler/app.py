@@ -59,6 +59,8 @@ log = logging.getLogger(__name__)
 COMPONENT: Final = "shoal-scheduler"
 #: How long a leader that lets another lead stays out of the election.
 _STAND_BACK_SECONDS: Final = 10.0
+#: How often pods are looked at whose cards become free by time.
+_SWEEP_SECONDS: Final = 5.0
 #: Events that may wait for their turn: those of as many pods bound in a burst.
 EVENTS: Final = 10_000
 
@@ -186,6 +188,8 @@ class Scheduler:
             gc.collect()
             gc.freeze()
             log.info("knows %d nodes", self.books.nodes())
+            sweeping = asyncio.create_task(self._sweep(), name="sweep")
+            stack.callback(sweeping.cancel)
             if not config.election.enabled:
                 await self._lead()
                 return
@@ -193,6 +197,12 @@ class Scheduler:
             # The lease is free. Another takes it meanwhile; then this process ends, and is started anew.
             log.info("lets another replica lead: the node is cordoned")
             await asyncio.sleep(_STAND_BACK_SECONDS)
+
+    async def _sweep(self) -> None:
+        """Let go of what time alone frees, until cancelled."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            self.books.sweep()
 
     async def _catch_up(self) -> None:
         """Read anew what the last leader may have changed: its last Bindings may not have come by the watch yet."""

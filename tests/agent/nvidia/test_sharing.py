@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.agent.config import FAMILIES, Config
 from shoal.agent.errors import NoCardError, RefusedError
-from shoal.agent.node.holdings import Holding, fits, holding_of, used
+from shoal.agent.node.holdings import Holding, given_holding, holding_of, used
 from shoal.agent.node.tally import Tally
 from shoal.agent.nvidia import partitions
 from shoal.agent.nvidia.config import NvidiaConfig, parse
@@ -22,7 +22,7 @@ from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.contract import gpushare, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu, MigInstance, NodeGpus
-from shoal.model.request import NO_SHARE, Share
+from shoal.model.request import NO_SHARE, Share, fits
 
 WHOLE, SHARED, MEMORY = nvidia.RESOURCE_GPU, nvidia.RESOURCE_GPU_SHARED, gpushare.RESOURCE_MEMORY
 FOUR = Cut("time-slicing", 4)
@@ -36,8 +36,8 @@ def pod(limits: dict[str, dict[str, int]], allocation: Allocation | None = None)
     return {"metadata": {"annotations": annotations}, "spec": {"nodeName": "n", "containers": containers}}
 
 
-def hold(manifest: dict, slicing: Slicing | None, begun: tuple[str, ...] = ()) -> Holding:
-    return holding_of(manifest, node=NODE, unit=MemoryUnit.GIB, slicing=slicing, begun=begun)
+def hold(manifest: dict, slicing: Slicing | None) -> Holding:
+    return holding_of(manifest, node=NODE, unit=MemoryUnit.GIB, slicing=slicing)
 
 
 def place(count: int, slicing: Slicing, taken: dict[str, Share] | None = None, resource: str = WHOLE) -> Allocation:
@@ -122,30 +122,30 @@ def test_any_pods_get_replicas_that_fit_and_are_counted(cut: Cut, wishes: list[i
         assert fits(gpu, used(holdings).get(gpu.uuid, NO_SHARE), NO_SHARE)
 
 
-def test_pod_keeps_replicas_of_an_earlier_cut_once_it_has_begun():
+def test_pod_keeps_replicas_of_an_earlier_cut_once_they_were_given():
     written = place(2, Slicing(WHOLE, FOUR))
     manifest = pod({"main": {WHOLE: 2}}, written)
-    for now in (Slicing(WHOLE, Cut("time-slicing", 2)), Slicing(SHARED, FOUR), None):
-        holding = hold(manifest, now, begun=("main",))
-        assert (holding.allocation, holding.problem, holding.cut) == (written, "", FOUR)
+    holding = given_holding(manifest, written)
+    assert (holding.allocation, holding.problem, holding.cut) == (written, "", FOUR)
+    assert holding.sliced == {"main"}
     assert hold(manifest, Slicing(WHOLE, FOUR)).allocation == written
     for now in (Slicing(WHOLE, Cut("mps", 4)), None):
-        assert hold(manifest, now).allocation is None, "what has not begun is chosen again"
-        assert hold(manifest, now, begun=("another",)).allocation is None
+        assert hold(manifest, now).allocation is None, "what was given to nobody is chosen again"
 
 
 def test_forged_replicas_are_refused():
     slicing = Slicing(WHOLE, FOUR)
 
-    def forged(*shares: Share) -> str:
+    def forged(*shares: Share, limit: int = 0) -> str:
         given = tuple(CardShare(f"GPU-{index}", index, share) for index, share in enumerate(shares))
-        entry = ContainerAllocation("main", given)
+        entry = ContainerAllocation("main", given, memory_limit_mib=limit or NODE.gpus[len(shares) - 1].memory_mib)
         return hold(pod({"main": {WHOLE: 2}}, Allocation("n", (entry,), FOUR.label)), slicing).problem
 
     assert forged(Share(2048), Share(4096)) == ""
     assert forged(Share(4096)) == ""
     for shares in ([Share(2048)], [Share(1), Share(4096)], [Share(2048), Share(8192)], [NO_SHARE, Share(8192)]):
         assert "does not give container 'main' the 2 replicas it asks for" in forged(*shares)
+    assert "does not give container 'main' the 2 replicas it asks for" in forged(Share(4096), limit=16384)
 
 
 def test_whole_card_that_a_scheduler_chose_is_none_of_the_replicas():
@@ -167,7 +167,7 @@ def test_one_kind_of_gpu_per_container():
 
 
 def test_replicas_that_are_no_more_leave_whole_cards_that_are_free():
-    pods = [hold(pod({"main": {WHOLE: 1}}, place(1, Slicing(WHOLE, FOUR))), None, ("main",)) for _ in range(3)]
+    pods = [given_holding(pod({"main": {WHOLE: 1}}), place(1, Slicing(WHOLE, FOUR))) for _ in range(3)]
     assert devices.whole(NODE.gpus, Tally.of(pods)) == Count(5, 5), "three replicas on card 0, and two cards"
 
 

@@ -79,7 +79,8 @@ def paths_of(node: SimulatedNode) -> HostPaths:
         folders.pod_resources,
         folders.cdi,
         dev=root / "dev",
-        run=root / "run",
+        run=folders.run,
+        pod_cgroups=folders.cgroups,
         programs=root / "programs",
         cgroup2=root / "cgroup.controllers",
     )

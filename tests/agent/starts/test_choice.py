@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.errors import NoCardError
-from shoal.agent.node.holdings import fits, mismatch
+from shoal.agent.node.holdings import mismatch
 from shoal.agent.starts.choice import choose
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.request import (
@@ -16,6 +16,7 @@ from shoal.model.request import (
     ContainerRequest,
     Request,
     Share,
+    fits,
 )
 
 NODE = NodeGpus("n", tuple(Gpu(f"GPU-{index}", index, 8192, model="Tesla T4") for index in range(3)))

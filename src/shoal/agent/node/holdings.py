@@ -1,6 +1,7 @@
 """What the pods of a node hold of its cards, read from their specs and annotations. Pure.
 
-A pod holds its cards from the moment it is bound until it is over; one that is being deleted still holds them.
+A pod holds its cards from the moment it is bound until it is over; one that is being deleted still holds them. What its
+containers have been given counts more than what is written on it.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from shoal.agent.nvidia import replicas
 from shoal.agent.nvidia.replicas import Cut, Slicing
 from shoal.model import quantity
 from shoal.model.allocation import Allocation, ContainerAllocation
-from shoal.model.bound import allocation_of
+from shoal.model.bound import entry_mismatch, missing_card, no_cards, no_request, recorded
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, QuantityError, RequestError, shown
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.manifest import PodContainer, PodManifest, read_pod
-from shoal.model.pod import FULL_COMPUTE, gpus_of_manifest
+from shoal.model.pod import gpus_of_manifest
 from shoal.model.request import NO_SHARE, ContainerRequest, Request, Share
 
 RESOURCES: Final = (gpushare.RESOURCE_MEMORY, keti.RESOURCE_MPS, nvidia.RESOURCE_GPU, nvidia.RESOURCE_GPU_SHARED)
@@ -70,12 +71,11 @@ def holding_of(
     node: NodeGpus,
     unit: MemoryUnit,
     slicing: Slicing | None = None,
-    begun: Collection[str] = (),
+    decided: Allocation | None = None,
 ) -> Holding:
-    """What a pod on the node holds.
+    """What a pod on the node holds, by what is written on it, or by what was `decided` before.
 
-    `slicing` is how cards are cut now. A pod of whose containers with cards none has `begun` has no replicas of another
-    cut: they are chosen again.
+    `slicing` is how cards are cut now. Replicas of another cut that were given to nobody are chosen again.
     """
     try:
         pod = read_pod(manifest)
@@ -88,13 +88,15 @@ def holding_of(
     plain = Holding(request, resources=resources, counts=counts, app_names=pod.app_names())
     if not resources and not request.containers:
         return Holding(request)
+    sliceable = {name for name, resource in resources.items() if resource in replicas.RESOURCES}
+    bounds = replace(request, containers=_with_replicas(pod, request, counts, sliceable))
     try:
-        allocation = allocation_of(manifest, node=node, unit=unit)
+        allocation = decided or recorded(pod, request=bounds, node=node, unit=unit)
         selector = shoal.decode_selector(pod.annotations)
     except CodecError as error:
         return replace(plain, problem=str(error))
     cut = None if allocation is None else replicas.read_label(allocation.policy)
-    if cut is not None and resources.keys().isdisjoint(begun) and (slicing is None or cut != slicing.cut):
+    if cut is not None and (slicing is None or cut != slicing.cut):
         allocation = None
     if allocation is None:
         names = {name for name, resource in resources.items() if slicing is not None and resource == slicing.resource}
@@ -102,7 +104,8 @@ def holding_of(
     else:
         names = set() if cut is None else _replicas_in(allocation, resources)
     request = replace(request, containers=_with_replicas(pod, request, counts, names), selector=selector)
-    problem = "" if allocation is None else mismatch(request, allocation, node, cut=cut, sliced=names)
+    whole = shoal.ANNOTATION_ALLOCATION in pod.annotations
+    problem = "" if allocation is None else mismatch(request, allocation, node, cut=cut, sliced=names, whole=whole)
     return replace(
         plain,
         request=request,
@@ -150,6 +153,26 @@ def _with_replicas(
     return tuple(asked[one.name] for one in pod.containers if one.name in asked)
 
 
+def given_holding(manifest: Mapping[str, Any], allocation: Allocation) -> Holding:
+    """What a pod holds whose containers have been given this, whatever is written on it."""
+    try:
+        pod = read_pod(manifest)
+        asked = {one.name: found for one in pod.containers if (found := _asked(one)) is not None}
+    except RequestError:  # it was read when its containers were given their cards, and has its cards
+        return Holding(Request(), allocation)
+    resources = {name: resource for name, (resource, _) in asked.items()}
+    cut = replicas.read_label(allocation.policy)
+    return Holding(
+        Request(),
+        allocation,
+        resources=resources,
+        counts={name: count for name, (_, count) in asked.items()},
+        app_names=pod.app_names(),
+        sliced=frozenset() if cut is None else frozenset(_replicas_in(allocation, resources)),
+        cut=cut,
+    )
+
+
 def mismatch(
     request: Request,
     allocation: Allocation,
@@ -157,39 +180,36 @@ def mismatch(
     *,
     cut: Cut | None = None,
     sliced: Collection[str] = (),
+    whole: bool = True,
 ) -> str:
-    """Why an allocation is not one of this pod on this node; empty if it is. Annotations can be copied or forged."""
+    """Why an allocation is not one of this pod on this node; empty if it is.
+
+    `shoal.model.bound` says the same of pods without replicas.
+    """
     cards = {gpu.uuid: gpu for gpu in node.gpus}
     asked = {container.name: container for container in request.containers}
     for entry in allocation.containers:
-        wanted = asked.get(entry.name)
+        wanted = asked.pop(entry.name, None)
         if wanted is None:
-            return f"{shoal.ANNOTATION_ALLOCATION} gives cards to container {shown(entry.name)}, which asks for none"
-        if missing := [card.uuid for card in entry.cards if card.uuid not in cards]:
-            return (
-                f"container {shown(entry.name)} is given card {shown(missing[0])}, which node {shown(node.name)} does "
-                "not have: delete the pod so that it is placed again"
-            )
-        if cut is not None and entry.name in sliced:
-            given = [cut.count(cards[card.uuid], card.share) for card in entry.cards]
-            if None in given or sum(one or 0 for one in given) != wanted.gpus:
-                return (
-                    f"{shoal.ANNOTATION_ALLOCATION} does not give container {shown(entry.name)} the {wanted.gpus} "
-                    "replicas it asks for: if it was copied, remove it"
-                )
-            continue
-        total = sum((card.share for card in entry.cards), NO_SHARE)
-        share = wanted.share
-        each = (share.memory_mib, share.compute, share.clients)
-        if (total.memory_mib, total.compute, total.clients) != tuple(amount * wanted.gpus for amount in each) or any(
-            card.share.exclusive is not share.exclusive for card in entry.cards
-        ):
-            return (
-                f"{shoal.ANNOTATION_ALLOCATION} gives container {shown(entry.name)} another amount than it asks for: "
-                "is the memory unit of scheduler and agent the same? If the annotation was copied, remove it"
-            )
-        if len(entry.cards) != wanted.gpus:
-            return f"container {shown(entry.name)} asks for {wanted.gpus} cards and is given {len(entry.cards)}"
+            problem = no_request(entry)
+        elif cut is None or entry.name not in sliced:
+            problem = entry_mismatch(wanted, entry, node)
+        else:
+            problem = missing_card(entry, node) or _replica_mismatch(wanted, entry, cards, cut)
+        if problem:
+            return problem
+    return no_cards(next(iter(asked))) if asked and whole else ""
+
+
+def _replica_mismatch(wanted: ContainerRequest, entry: ContainerAllocation, cards: Mapping[str, Gpu], cut: Cut) -> str:
+    gpus = [cards[card.uuid] for card in entry.cards]
+    given = [cut.count(gpu, card.share) for gpu, card in zip(gpus, entry.cards, strict=True)]
+    limit = None if cut.limited else max((gpu.memory_mib for gpu in gpus), default=0)
+    if None in given or sum(one or 0 for one in given) != wanted.gpus or entry.memory_limit_mib != limit:
+        return (
+            f"{shoal.ANNOTATION_ALLOCATION} does not give container {shown(entry.name)} the {wanted.gpus} replicas it "
+            "asks for: if it was copied, remove it"
+        )
     return ""
 
 
@@ -200,13 +220,3 @@ def used(holdings: Iterable[Holding], resource: str | None = None) -> dict[str, 
         for uuid, share in holding.held(resource).items():
             total[uuid] = total.get(uuid, NO_SHARE) + share
     return total
-
-
-def fits(gpu: Gpu, taken: Share, more: Share) -> bool:
-    """Whether a card that is taken so far has room for a share more."""
-    if taken.exclusive or (more.exclusive and taken != NO_SHARE):
-        return False
-    total = taken + more
-    if more.clients and total.clients > gpu.mps_clients:
-        return False
-    return total.memory_mib <= gpu.memory_mib and total.compute <= FULL_COMPUTE

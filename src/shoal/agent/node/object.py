@@ -67,9 +67,13 @@ class NodeObject:
         return {} if node is None else node.metadata.labels
 
     def publish(self, annotations: Mapping[str, str | None], resources: Mapping[str, tuple[int, int] | None]) -> None:
-        """How the node shall be: annotations, and capacity and allocatable of resources; None takes one away."""
-        if (dict(annotations), dict(resources)) != (self._annotations, self._resources):
-            self._annotations, self._resources = dict(annotations), dict(resources)
+        """How the node shall be: annotations, and capacity and allocatable of resources; None takes one away.
+
+        What was asked for before and is not named now stays.
+        """
+        shall = {**self._annotations, **annotations}, {**self._resources, **resources}
+        if shall != (self._annotations, self._resources):
+            self._annotations, self._resources = shall
             self._wake.set()
 
     def _on_node(self, change: Change[Node]) -> None:

@@ -29,6 +29,8 @@ class HostPaths:
     run: Path = Path("/run/shoal")
     programs: Path = Path("/var/lib/shoal")
     cgroups: Path = Path("/sys/fs/cgroup")
+    #: Where the agent sees which pods have processes: the same folder on a real node.
+    pod_cgroups: Path = Path("/sys/fs/cgroup")
     #: There if the host's cgroups are version 2.
     cgroup2: Path = Path("/sys/fs/cgroup/cgroup.controllers")
 
@@ -41,6 +43,11 @@ class HostPaths:
     def limit_socket(self) -> Path:
         """Where hooks ask for memory limits."""
         return self.run / "limit.sock"
+
+    @property
+    def given(self) -> Path:
+        """Where the agent remembers what containers have been given."""
+        return self.run / "given"
 
     @property
     def registration(self) -> Path:

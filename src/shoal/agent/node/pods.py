@@ -1,4 +1,9 @@
-"""The pods of this node: one watch of them alone, and what each holds of the cards."""
+"""The pods of this node: one watch of them alone, and what each holds of the cards.
+
+What a pod's record says counts as it was when it was first believed, and from the moment a container is given its cards
+what was given does: a later change of the record has no effect here. A pod that was given cards holds them until the
+API server says that it is over and no container of it runs; whoever may write its status can say the first.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,18 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shoal.agent.errors import IdentityError
-from shoal.agent.node.holdings import Holding, holding_of
+from shoal.agent.node.given import Given, GivenFiles
+from shoal.agent.node.holdings import Holding, given_holding, holding_of
 from shoal.agent.node.tally import Tally
 from shoal.agent.nvidia.replicas import Slicing
 from shoal.kube.client import Client
-from shoal.kube.objects.pod import ContainerStatus, Pod
+from shoal.kube.objects.meta import ObjectMeta
+from shoal.kube.objects.pod import ContainerStatus, Pod, PodSpec
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import PODS, manifest_of
 from shoal.kube.store import Change
-from shoal.model.allocation import Allocation
+from shoal.model.allocation import Allocation, CardShare, Held
+from shoal.model.bound import on_cards
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import NodeGpus
 
@@ -29,6 +37,10 @@ class Known:
 
     pod: Pod
     holding: Holding
+    #: Its containers have been given their cards.
+    given: bool = False
+    #: No container of it runs or will run.
+    over: bool = False
 
     @property
     def uid(self) -> str:
@@ -41,24 +53,14 @@ class Known:
         return self.pod.metadata.namespace, self.pod.metadata.name
 
     @property
-    def over(self) -> bool:
-        """No container of it runs or will run."""
-        return self.pod.status.phase in _OVER
-
-    @property
     def counts(self) -> bool:
-        """Whether its allocation takes room: one that is not the pod's own is not given, unless that was before."""
-        return not self.over and (not self.holding.problem or self.any_begun)
+        """Whether its allocation takes room: one that is not the pod's own does not."""
+        return not self.over and not self.holding.problem
 
     def begun(self, container: str) -> bool:
         """Whether a container has been created, now or earlier."""
         status = self._status(container)
         return status is not None and bool(status.container_id)
-
-    @property
-    def any_begun(self) -> bool:
-        """Whether any container that asks for cards has been created."""
-        return any(self.begun(name) for name in self.holding.resources)
 
     def _status(self, container: str) -> ContainerStatus | None:
         status = self.pod.status
@@ -77,16 +79,36 @@ class News:
     everything: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """A pod that is over by the API server: in which version, and whether it is gone there."""
+
+    version: int
+    gone: bool = False
+
+
 class NodePods:
-    """All pods bound to the node. `changed` is called after each change, and `news` tells which."""
+    """All pods bound to the node. `changed` is called after each change, and `news` tells which.
+
+    `runs` says of a pod, by its UID, whether containers of it run: the node's own witness.
+    """
 
     def __init__(
-        self, client: Client, node: NodeGpus, *, unit: MemoryUnit, changed: Callable[[], None] = lambda: None
+        self,
+        client: Client,
+        node: NodeGpus,
+        *,
+        unit: MemoryUnit,
+        files: GivenFiles,
+        runs: Callable[[str], bool],
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.node = node
         #: How cards are cut into replicas now.
         self.slicing: Slicing | None = None
         self._unit = unit
+        self._files = files
+        self._runs = runs
         self._changed = changed
         #: What those hold that count.
         self.tally = Tally()
@@ -96,6 +118,19 @@ class NodePods:
         self._news = News()
         #: Decisions of the agent's own that the watch has not shown yet.
         self._assumed: dict[str, Allocation] = {}
+        #: What was first believed of pods that have been given nothing yet.
+        self._first: dict[str, Allocation] = {}
+        #: What pods have been given.
+        self._given: dict[str, Allocation] = {}
+        #: Those of them that are over by the API server.
+        self._ending: dict[str, _Ending] = {}
+        #: Set when containers run of a pod that is over by the API server.
+        self.ending = asyncio.Event()
+        self._lists = 0
+        self._held: dict[str, tuple[CardShare, ...]] = {}
+        self._as_of = 0
+        #: Another one whenever `held` is.
+        self.held_version = 0
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self.reflector: Reflector[Pod] = Reflector(
             client, PODS, fields=f"spec.nodeName={node.name}", consumers=[self.on_pod]
@@ -161,6 +196,98 @@ class NodePods:
         self._news.everything = True
         self._changed()
 
+    # What was given
+
+    def give(self, known: Known) -> None:
+        """The pod's containers get the cards of its allocation. RefusedError if that cannot be remembered."""
+        allocation = known.holding.allocation
+        if allocation is None or self._given.get(known.uid) == allocation:
+            return
+        self._files.write(Given(known.uid, *known.key, allocation))
+        self._set_given(known.uid, allocation)
+        self._take(known.pod)
+
+    def take_back(self, uid: str) -> None:
+        """No container of the pod may start with what it was given."""
+        known = self._known.get(uid)
+        self._unset_given(uid)
+        if known is not None:
+            self._take(known.pod)
+
+    def recall(self) -> None:
+        """Know what was given before this process began. Pods that are gone and of which nothing runs are forgotten."""
+        for given in self._files.read():
+            if given.allocation.node != self.node.name:
+                self._files.remove(given.uid)
+                continue
+            known = self._known.get(given.uid)
+            self._set_given(given.uid, given.allocation)
+            if known is not None:
+                self._take(known.pod)
+                continue
+            meta = ObjectMeta(name=given.name, namespace=given.namespace, uid=given.uid)
+            self._end(Pod(metadata=meta, spec=PodSpec(node_name=self.node.name)), 0, gone=True)
+        self.look_for_ends()
+        self._changed()
+
+    def held(self) -> Held:
+        """What the node's containers have been given, for schedulers."""
+        return Held(dict(self._held), self._as_of)
+
+    def look_for_ends(self) -> None:
+        """Let go of pods that are over and of which no container runs any more."""
+        if self._lists != self.reflector.counters.lists:
+            # Of pods that came and went between two lists no watch has told.
+            self._lists = self.reflector.counters.lists
+            self._look_at(self.reflector.resource_version)
+            self._changed()
+        for uid in list(self._ending):
+            if not self._runs(uid):
+                self._let_go(uid)
+                self._changed()
+        if not self._ending:
+            self.ending.clear()
+
+    def _set_given(self, uid: str, allocation: Allocation) -> None:
+        self._given[uid] = allocation
+        self._first.pop(uid, None)
+
+    def _unset_given(self, uid: str) -> None:
+        if self._given.pop(uid, None) is not None:
+            self._files.remove(uid)
+        self._ending.pop(uid, None)
+
+    def _end(self, pod: Pod, version: int, *, gone: bool) -> None:
+        """The pod has been given cards, and is over by the API server: it holds them while containers of it run."""
+        uid = pod.metadata.uid
+        before = self._ending.get(uid, _Ending(0))
+        self._ending[uid] = _Ending(max(version, before.version), gone or before.gone)
+        self._put(uid, Known(pod, self._holding_given(pod), given=True))
+        if self._runs(uid):
+            self.ending.set()
+        else:
+            self._let_go(uid)
+
+    def _let_go(self, uid: str) -> None:
+        end = self._ending[uid]
+        self._unset_given(uid)
+        self._look_at(str(end.version))
+        if end.gone:
+            self._put(uid, None)
+        else:
+            self._take(self._known[uid].pod)
+
+    def _look_at(self, version: str) -> None:
+        """Pods are known as they were in a version of the API server's."""
+        if version.isascii() and version.isdigit() and int(version) > self._as_of:
+            self._as_of = int(version)
+            self.held_version += 1
+
+    def _holding_given(self, pod: Pod) -> Holding:
+        return given_holding(manifest_of(pod), on_cards(self._given[pod.metadata.uid], self.node))
+
+    # What is written
+
     def assume(self, uid: str, allocation: Allocation | None) -> None:
         """Count a decision that is on its way to the API server; None takes it back."""
         known = self._known.get(uid)
@@ -173,17 +300,30 @@ class NodePods:
 
     def written(self, pod: Pod) -> None:
         """The API server's answer to a write of the agent's own: it counts before the watch tells of it."""
-        self._assumed.pop(pod.metadata.uid, None)
+        assumed = self._assumed.pop(pod.metadata.uid, None)
+        if assumed is not None and pod.metadata.uid in self._given:
+            self._files.write(Given(pod.metadata.uid, pod.metadata.namespace, pod.metadata.name, assumed))
+            self._given[pod.metadata.uid] = assumed
+        elif assumed is not None:
+            self._first[pod.metadata.uid] = assumed
         if pod.metadata.uid in self._known:
             self._take(pod)
             self._changed()
 
     def on_pod(self, change: Change[Pod]) -> None:
         """The watch tells of a change."""
-        uid = change.object.metadata.uid
+        pod = change.object
+        uid = pod.metadata.uid
         if change.new is None:
             self._assumed.pop(uid, None)
-            self._put(uid, None)
+            self._first.pop(uid, None)
+            known = self._known.get(uid)
+            if uid in self._given:
+                self._end(pod, _number(change.version), gone=True)
+            else:
+                self._put(uid, None)
+            if known is not None and (known.holding.resources or known.holding.request.containers):
+                self._look_at(change.version)
         elif not self._is_older(change.new):
             self._take(change.new, again=False)
         self._changed()
@@ -199,19 +339,43 @@ class NodePods:
     def _take(self, pod: Pod, *, again: bool = True) -> None:
         """Know a pod as it is now. What it holds is read `again`, or when what says so has changed."""
         uid = pod.metadata.uid
-        before = self._known.get(uid)
-        if before is not None and not again and _same(before.pod, pod):
-            holding = before.holding
+        over = pod.status.phase in _OVER
+        if uid in self._given:
+            if over:
+                self._end(pod, _number(pod.metadata.resource_version), gone=False)
+            else:
+                self._ending.pop(uid, None)
+                self._put(uid, Known(pod, self._holding(pod, again=again), given=True))
         else:
-            holding = holding_of(
-                manifest_of(pod), node=self.node, unit=self._unit, slicing=self.slicing, begun=_begun(pod)
-            )
-            if uid in self._assumed:
-                holding = replace(holding, allocation=self._assumed[uid], problem="")
-        self._put(uid, Known(pod, holding))
+            known = self._known.get(uid)
+            holding = self._holding(pod, again=again)
+            self._put(uid, Known(pod, holding, over=over))
+            if over and (known is None or not known.over) and (holding.resources or holding.request.containers):
+                self._look_at(pod.metadata.resource_version)
         for future in self._waiting.pop(uid, ()):
             if not future.done():
                 future.set_result(None)
+
+    def _holding(self, pod: Pod, *, again: bool) -> Holding:
+        uid = pod.metadata.uid
+        before = self._known.get(uid)
+        if before is not None and not again and (before.given or _same(before.pod, pod)) and uid not in self._assumed:
+            return before.holding
+        if uid in self._given and uid not in self._assumed:
+            return self._holding_given(pod)
+        first = self._first.get(uid)
+        holding = holding_of(
+            manifest_of(pod),
+            node=self.node,
+            unit=self._unit,
+            slicing=self.slicing,
+            decided=None if first is None else on_cards(first, self.node),
+        )
+        if uid in self._assumed:
+            holding = replace(holding, allocation=self._assumed[uid], problem="")
+        elif holding.allocation is not None and not holding.problem:
+            self._first[uid] = holding.allocation
+        return holding
 
     def _put(self, uid: str, known: Known | None) -> None:
         """Know this of a pod from now on, and count what it holds."""
@@ -226,25 +390,35 @@ class NodePods:
         for uuid in cards - _cards(before):
             self._on_card.setdefault(uuid, set()).add(uid)
         self.tally.put(uid, known.holding if known is not None and known.counts else None)
+        self._show(uid, known)
         self._news.pods.add(uid)
         if _held(before) != _held(known):
             self._news.holders.add(uid)
 
+    def _show(self, uid: str, known: Known | None) -> None:
+        """What a pod has been given is to be shown, or no more."""
+        cards: tuple[CardShare, ...] | None = None
+        if known is not None and known.given:
+            names = {gpu.uuid: gpu.index for gpu in self.node.gpus}
+            held = known.holding.held()
+            cards = tuple([CardShare(uuid, names.get(uuid, 0), share) for uuid, share in held.items()])
+        if self._held.get(uid) != cards:
+            self.held_version += 1
+            if cards is None:
+                del self._held[uid]
+            else:
+                self._held[uid] = cards
 
-def _begun(pod: Pod) -> set[str]:
-    """The containers that have been created."""
-    status = pod.status
-    return {one.name for one in (*status.init_container_statuses, *status.container_statuses) if one.container_id}
+
+def _number(version: str) -> int:
+    return int(version) if version.isascii() and version.isdigit() else 0
 
 
 def _same(before: Pod, pod: Pod) -> bool:
     """Whether two versions of a pod hold the same."""
     metas = (before.metadata, pod.metadata)
     return (
-        before.spec == pod.spec
-        and metas[0].annotations == metas[1].annotations
-        and metas[0].labels == metas[1].labels
-        and _begun(before) == _begun(pod)
+        before.spec == pod.spec and metas[0].annotations == metas[1].annotations and metas[0].labels == metas[1].labels
     )
 
 

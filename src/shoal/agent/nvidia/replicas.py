@@ -14,8 +14,7 @@ from typing import Final
 from shoal.agent.nvidia.config import NvidiaConfig
 from shoal.model.contract import nvidia
 from shoal.model.gpu import Gpu
-from shoal.model.pod import FULL_COMPUTE
-from shoal.model.request import NO_SHARE, Share
+from shoal.model.request import FULL_COMPUTE, NO_SHARE, Share
 
 #: The resources that can be replicas of cards.
 RESOURCES: Final = (nvidia.RESOURCE_GPU, nvidia.RESOURCE_GPU_SHARED)

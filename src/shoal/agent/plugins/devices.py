@@ -20,8 +20,7 @@ from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu
-from shoal.model.pod import FULL_COMPUTE
-from shoal.model.request import NO_SHARE, Share
+from shoal.model.request import FULL_COMPUTE, NO_SHARE, Share
 
 #: So that no ID looks like the index of a card.
 _PREFIXES: Final = {

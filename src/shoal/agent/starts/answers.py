@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.agent.errors import RefusedError
-from shoal.agent.node.holdings import fits, used
+from shoal.agent.node.holdings import used
 from shoal.agent.node.pods import Known, NodePods
 from shoal.agent.starts import matching
 from shoal.agent.starts.decisions import Decisions
@@ -23,7 +23,7 @@ from shoal.agent.starts.matching import Given, Offer
 from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.model.allocation import Allocation
 from shoal.model.errors import shown
-from shoal.model.request import NO_SHARE
+from shoal.model.request import NO_SHARE, fits
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from shoal.agent.errors import NoCardError
-from shoal.agent.node.holdings import fits
 from shoal.agent.nvidia.replicas import Slicing
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.errors import shown
 from shoal.model.gpu import Gpu, NodeGpus
-from shoal.model.request import NO_SHARE, ContainerRequest, Request, Share, accepts
+from shoal.model.request import NO_SHARE, ContainerRequest, Request, Share, accepts, fits
 
 
 def choose(

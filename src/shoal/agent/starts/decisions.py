@@ -15,10 +15,14 @@ from shoal.agent.starts.evidence.checkpoint import Checkpoint
 from shoal.agent.starts.evidence.inherited import allocation_by
 from shoal.kube.client import Client
 from shoal.kube.errors import KubeError
-from shoal.kube.resources import PODS
-from shoal.model.allocation import Allocation
+from shoal.kube.resources import PODS, manifest_of
+from shoal.model.allocation import Allocation, ContainerAllocation
+from shoal.model.bound import recorded
 from shoal.model.contract import gpushare, keti, shoal
 from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.errors import ModelError
+from shoal.model.manifest import read_pod
+from shoal.model.request import NO_SHARE, ContainerRequest, Request
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +56,7 @@ class Decisions:
         self._checkpoint.records()
         for known in list(self._pods):
             holding = known.holding
-            if holding.allocation is not None or holding.problem or not known.any_begun:
+            if known.given or holding.allocation is not None or holding.problem:
                 continue
             try:
                 await self._inherited(known)
@@ -64,6 +68,7 @@ class Decisions:
         given = allocation_by(self._checkpoint.of(known.uid), known.holding, self._pods.node)
         if given is not None:
             await self.write_down(known, given)
+            self._pods.give(self._pods.get(known.uid) or known)
             log.info("pod %s has its cards from another plugin: written down", "/".join(known.key))
         return given is not None
 
@@ -99,7 +104,7 @@ class Decisions:
 
     async def write_down(self, known: Known, allocation: Allocation) -> None:
         """Put an allocation on a pod. From now on it counts, also while the write is on its way."""
-        annotations = self._annotations(allocation, known.holding)
+        annotations = self.annotations(allocation, known.holding)
         self._pods.assume(known.uid, allocation)
         meta = known.pod.metadata
         # The uid makes the server refuse when another pod has taken the name.
@@ -110,7 +115,17 @@ class Decisions:
             self._pods.assume(known.uid, None)
             raise RefusedError(f"the choice of cards could not be written down: {error}") from error
 
-    def _annotations(self, allocation: Allocation, holding: Holding) -> dict[str, str]:
+    def is_written(self, known: Known, allocation: Allocation) -> bool:
+        """Whether the pod's record says this, in the words of whichever family."""
+        try:
+            pod = read_pod(manifest_of(known.pod))
+            asked = replace(Request(), containers=tuple(map(_asked, allocation.containers)))
+            present = recorded(pod, request=asked, node=self._pods.node, unit=self._unit)
+        except ModelError:
+            return False
+        return present is not None and present.containers == allocation.containers
+
+    def annotations(self, allocation: Allocation, holding: Holding) -> dict[str, str]:
         """The decision in the words of all families. Replicas have none but Shoal's."""
         theirs = replace(
             allocation, containers=tuple(one for one in allocation.containers if one.name not in holding.sliced)
@@ -126,3 +141,9 @@ class Decisions:
             **keti.encode(theirs),
             shoal.ANNOTATION_ALLOCATION: shoal.encode_allocation(allocation),
         }
+
+
+def _asked(entry: ContainerAllocation) -> ContainerRequest:
+    """What a container that was given this has asked for."""
+    share = next((card.share for card in entry.cards), NO_SHARE)
+    return ContainerRequest(entry.name, len(entry.cards), share, entry.kind, entry.memory_limit_mib)

@@ -6,17 +6,15 @@ from collections.abc import Callable, Sequence
 
 from shoal.agent.errors import RefusedError
 from shoal.agent.limits import Limits, Start
-from shoal.agent.node.holdings import fits
 from shoal.agent.node.pods import Known, NodePods
 from shoal.agent.starts.edits import Scene, cards_of, container_edits
 from shoal.agent.starts.specs import Specs
 from shoal.kubelet.cdi import ContainerEdits, Hook
 from shoal.model.allocation import ContainerAllocation
-from shoal.model.contract import shoal
+from shoal.model.bound import no_cards
 from shoal.model.contract.gpushare import MemoryUnit
-from shoal.model.errors import shown
 from shoal.model.gpu import NodeGpus
-from shoal.model.request import NO_SHARE
+from shoal.model.request import NO_SHARE, fits
 
 
 def start_of(known: Known, entry: ContainerAllocation, node: NodeGpus, *, hooks: Sequence[Hook] = ()) -> Start:
@@ -36,16 +34,6 @@ class Gate:
         self._unit = unit
         self._limits = limits
         self._isolated = isolated
-        #: Pods that were let in by this process; those before them show it in their status.
-        self._let_in: set[str] = set()
-
-    def let_in(self, known: Known) -> None:
-        """The pod has its cards."""
-        self._let_in.add(known.uid)
-
-    def forget(self, uid: str) -> None:
-        """The pod is over."""
-        self._let_in.discard(uid)
 
     def entry(self, known: Known, container: str) -> ContainerAllocation:
         """The container's cards. RefusedError if there are none, or it may not have them now."""
@@ -54,10 +42,7 @@ class Gate:
             raise RefusedError(holding.problem)
         entry = holding.entry(container)
         if entry is None or container not in holding.resources:
-            raise RefusedError(
-                f"{shoal.ANNOTATION_ALLOCATION} has no cards for container {shown(container)}: delete the pod so that "
-                "it is placed again"
-            )
+            raise RefusedError(no_cards(container))
         for card in cards_of(entry, self._pods.node):
             if not card.healthy:
                 raise RefusedError(f"card {card.index} ({card.uuid}) is not healthy: {card.fault}")
@@ -71,7 +56,7 @@ class Gate:
             others = (
                 one.holding.held()[card.uuid]
                 for one in self._pods.on_card(card.uuid)
-                if one.uid != known.uid and (one.uid in self._let_in or one.any_begun)
+                if one.uid != known.uid and one.given
             )
             taken = sum(others, NO_SHARE)
             if not fits(card, taken, own[card.uuid]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Final
 
 from shoal.agent.errors import AgentError, IdentityError, RefusedError
@@ -23,6 +23,7 @@ from shoal.agent.starts.decisions import Decisions
 from shoal.agent.starts.evidence.checkpoint import Checkpoint, Record, holders
 from shoal.agent.starts.evidence.identity import PodResources
 from shoal.agent.starts.gate import Gate
+from shoal.agent.starts.matching import given_cards
 from shoal.agent.starts.partitions import PartitionStarts
 from shoal.agent.starts.specs import Specs, device_name, own_names, qualified
 from shoal.kube.events import Recorder, reference_to
@@ -89,8 +90,31 @@ class Grants:
         self._named: dict[str, set[str]] = {}
 
     async def inherit(self) -> None:
-        """Know what pods have from another plugin. AgentError if that cannot be known."""
+        """Know what pods have been given, by this plugin or another. AgentError if that cannot be known."""
+        self._pods.recall()
         await self._decisions.inherit()
+        written = self._specs.names()
+        for known in list(self._pods):
+            holding = known.holding
+            if known.given or holding.allocation is None or holding.problem:
+                continue
+            # Started by an agent whose memory of it is lost: its record is what there is.
+            if any(self._has_cards(record, written) for record in self._checkpoint.of(known.uid)):
+                self._pods.give(known)
+
+    def _has_cards(self, record: Record, written: Container[str]) -> bool:
+        """Whether a container was told its cards."""
+        names = recorded_names(record)
+        if names:
+            return any(name in written for name in names)
+        return bool(given_cards(record.response(), self._pods.node))
+
+    def record(self, known: Known) -> dict[str, str]:
+        """The record of what a pod has been given as it should be; nothing if that is what is written on it."""
+        allocation = known.holding.allocation
+        if not known.given or allocation is None or self._decisions.is_written(known, allocation):
+            return {}
+        return self._decisions.annotations(allocation, known.holding)
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> api.ContainerAllocateResponse:
         """What a container with these devices gets. Nothing is booked: the pod may still be refused.
@@ -146,6 +170,7 @@ class Grants:
     async def _grant(self, known: Known, records: Sequence[Record]) -> None:
         """Let every container that has the devices start. One that may not has no spec."""
         refusals: list[RefusedError] = []
+        new = not known.given
         for record in records:
             names = recorded_names(record)
             try:
@@ -155,16 +180,20 @@ class Grants:
                     await self._describe(known, record, names)
                 else:
                     await self._answers.verify(known, record)
+                    self._pods.give(self._pods.get(known.uid) or known)
             except RefusedError as error:
                 refusals.append(error)
                 for name in names:
                     self._specs.remove(name)
         if len(refusals) == len(records):
+            if new:
+                self._pods.take_back(known.uid)
             raise refusals[0]
-        self._gate.let_in(known)
 
     async def _describe(self, known: Known, record: Record, names: Sequence[str]) -> None:
         entry = self._gate.entry(known, record.container)
+        # From now on nobody else gets this room, whoever is looked at while this one is made ready.
+        self._pods.give(known)
         edits = self._gate.edits(known, entry)
         await self._gate.prepare(known, entry)
         self._write(known, names, edits)
@@ -196,7 +225,6 @@ class Grants:
 
     def forget(self, pod_uid: str) -> None:
         """The pod is over: remove its files."""
-        self._gate.forget(pod_uid)
         gone = self._named.pop(pod_uid, ())
         for name in gone:
             self._specs.remove(name)

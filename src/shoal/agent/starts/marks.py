@@ -1,12 +1,15 @@
 """What a pod is told when its containers were created: gpushare's mark of a started one, and what keeps its shares.
 
-gpushare's is `ALIYUN_COM_GPU_MEM_ASSIGNED`; it and `shoal.dev/isolation` come in one write.
+gpushare's is `ALIYUN_COM_GPU_MEM_ASSIGNED`; it and `shoal.dev/isolation` come in one write. A record of its cards that
+somebody has changed is put back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -14,6 +17,7 @@ from shoal.agent.errors import IdentityError
 from shoal.agent.node.pods import Known, NodePods
 from shoal.kube.client import Client
 from shoal.kube.errors import ConflictError, KubeError, NotFoundError
+from shoal.kube.events import Recorder, reference_to
 from shoal.kube.resources import PODS
 from shoal.model.contract import gpushare, shoal
 from shoal.model.contract.gpushare import BindState
@@ -22,7 +26,10 @@ from shoal.model.gpu import Isolation
 
 log = logging.getLogger(__name__)
 
+REASON_CHANGED: Final = "GPUDecisionChanged"
 _RETRY_SECONDS: Final = 5.0
+#: Between two times that a pod's record is put back: who changes it again and again makes no more work than this.
+_PUT_BACK_SECONDS: Final = 30.0
 
 
 def due(known: Known, isolation: Isolation | None) -> dict[str, str]:
@@ -54,11 +61,25 @@ def _assigned(known: Known) -> dict[str, str]:
 class Marks:
     """Sets marks, each once. `run` until it is cancelled."""
 
-    def __init__(self, client: Client, pods: NodePods, isolation: Callable[[str], Isolation | None]) -> None:
-        """`isolation` tells by its UID what keeps a pod to its shares."""
+    def __init__(
+        self,
+        client: Client,
+        pods: NodePods,
+        recorder: Recorder,
+        isolation: Callable[[str], Isolation | None],
+        record: Callable[[Known], dict[str, str]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`isolation` tells by its UID what keeps a pod to its shares, `record` what its record of cards should be."""
         self._client = client
         self._pods = pods
+        self._recorder = recorder
         self._isolation = isolation
+        self._record = record
+        self._clock = clock
+        #: By UID, when a record was put back last.
+        self._put_back: dict[str, float] = {}
         #: By UID, what was written last.
         self._set: dict[str, dict[str, str]] = {}
         self._noted: set[str] = set()
@@ -85,6 +106,7 @@ class Marks:
         known = self._pods.get(uid)
         if known is None or known.over:
             self._set.pop(uid, None)
+            self._put_back.pop(uid, None)
             return True
         if not known.holding.resources:
             return True
@@ -95,9 +117,29 @@ class Marks:
                 patch = {"metadata": {"uid": meta.uid, "annotations": marks}}
                 await self._client.patch(PODS, meta.name, patch, namespace=meta.namespace)
                 self._set[uid] = marks
+            return await self._keep_record(known)
         except (NotFoundError, ConflictError):
             return True  # gone, or another pod of its name
         except (KubeError, IdentityError) as error:
             log.warning("the mark of %s/%s: %s", meta.namespace, meta.name, error)
             return False
+
+    async def _keep_record(self, known: Known) -> bool:
+        """Whether the pod's record tells what it has been given; one that was changed is put back, not too often."""
+        record = self._record(known)
+        if not record:
+            return True
+        now = self._clock()
+        if now - self._put_back.get(known.uid, -math.inf) < _PUT_BACK_SECONDS:
+            return False
+        self._put_back[known.uid] = now
+        self._recorder.record(
+            reference_to(PODS, known.pod),
+            "Warning",
+            REASON_CHANGED,
+            "its record of cards was changed after they were given: that has no effect, and it is put back",
+        )
+        meta = known.pod.metadata
+        patch = {"metadata": {"uid": meta.uid, "annotations": record}}
+        await self._client.patch(PODS, meta.name, patch, namespace=meta.namespace)
         return True

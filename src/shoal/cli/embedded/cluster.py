@@ -154,7 +154,13 @@ class Cluster:
             AgentConfig(node_name=host.spec.name, memory_unit=self.plan.unit, port=None),
             access,
             lambda: host.nvml,
-            HostPaths(host.folders.device_plugins, host.folders.pod_resources, host.folders.cdi),
+            HostPaths(
+                host.folders.device_plugins,
+                host.folders.pod_resources,
+                host.folders.cdi,
+                run=host.folders.run,
+                pod_cgroups=host.folders.cgroups,
+            ),
         )
 
     def _start(self, name: str, part: Coroutine[None, None, None]) -> None:

@@ -6,6 +6,7 @@ It outlives a restart of kubelet. What a restart of the machine does to it is `r
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,6 +25,7 @@ from shoal.kubelet import constants
 from shoal.kubelet.cdi import ContainerEdits, Hook
 
 _POD_ADDRESSES = 253
+_PROCESSES = "cgroup.procs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,16 @@ class Folders:
     def cdi(self) -> tuple[Path, Path]:
         """Where CDI specs are looked for: those that stay, and those made while the node runs."""
         return self.root / "etc-cdi", self.root / "cdi"
+
+    @property
+    def run(self) -> Path:
+        """What does not outlive a restart of the machine, as under `/run`."""
+        return self.root / "run"
+
+    @property
+    def cgroups(self) -> Path:
+        """The cgroups, as under `/sys/fs/cgroup`: those of pods, each with one below it for each container."""
+        return self.root / "cgroups"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +129,16 @@ class Host:
         digest = hashlib.sha256(f"{self.spec.name}/{pod_uid}/{container}/{run}".encode()).hexdigest()
         return f"containerd://{digest}"
 
+    def begin_cgroup(self, name: str) -> None:
+        """A pod has a cgroup, with its sandbox in it."""
+        folder = self.folders.cgroups / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _PROCESSES).write_text("1\n")
+
+    def end_cgroup(self, name: str) -> None:
+        """Nothing runs in a pod's cgroup any more."""
+        shutil.rmtree(self.folders.cgroups / name, ignore_errors=True)
+
     def forget(self, pod_uid: str) -> None:
         """A pod is gone, and all that was kept of it."""
         self.runs.pop(pod_uid, None)
@@ -130,6 +152,8 @@ class Host:
             run.step(now)
             run.crash(now)
         self.programs.keep_only(())
+        for folder in (self.folders.cgroups, self.folders.run):
+            shutil.rmtree(folder, ignore_errors=True)
         for folder in self.folders.cdi[1:]:
             for path in folder.glob("*"):
                 path.unlink()

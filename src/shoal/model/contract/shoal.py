@@ -1,6 +1,7 @@
-"""Shoal's own names, under `shoal.dev/`, and its two documents: a pod's allocation and a node's inventory.
+"""Shoal's own names, under `shoal.dev/`, and its documents: a pod's allocation, a node's inventory
+and what is held of it.
 
-Both are JSON in an annotation, written to be read by a person too. Reading is strict: an unknown key, a missing one, a
+All are JSON in an annotation, written to be read by a person too. Reading is strict: an unknown key, a missing one, a
 number out of bounds or a document too long is a `CodecError`, so that a component that does not understand a decision
 stops instead of guessing. A change of meaning raises `VERSION`.
 """
@@ -13,7 +14,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
+from shoal.model.allocation import Allocation, CardShare, ContainerAllocation, Held
 from shoal.model.contract import text
 from shoal.model.errors import CodecError, shown
 from shoal.model.gpu import DEFAULT_MPS_CLIENTS, Gpu, Isolation, Link, MigInstance
@@ -24,6 +25,8 @@ DOMAIN: Final = "shoal.dev"
 # Written by Shoal
 ANNOTATION_ALLOCATION: Final = "shoal.dev/allocation"
 ANNOTATION_GPUS: Final = "shoal.dev/gpus"
+#: On a node: what its containers have been given, by pod. The agent's word, which counts more than a pod's record.
+ANNOTATION_HELD: Final = "shoal.dev/held"
 #: On a node: faults of its cards that the agent has to remember over a restart.
 ANNOTATION_FAULTS: Final = "shoal.dev/gpu-faults"
 #: The slot resource of nodes whose memory is counted in node status: one per container that asks for a share.
@@ -144,7 +147,14 @@ class _Inventory(_Struct, frozen=True):
     gpus: Annotated[tuple[_Gpu, ...], msgspec.Meta(max_length=MAX_CARDS)]
 
 
+class _Held(_Struct, frozen=True):
+    version: _Version
+    as_of: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = msgspec.field(name="asOf", default=0)
+    pods: dict[_Name, Annotated[tuple[_Card, ...], msgspec.Meta(max_length=MAX_CARDS)]] = {}
+
+
 _ALLOCATION: Final = msgspec.json.Decoder(_Allocation)
+_HELD: Final = msgspec.json.Decoder(_Held)
 _INVENTORY: Final = msgspec.json.Decoder(_Inventory)
 
 
@@ -190,14 +200,27 @@ def decode_allocation(value: str) -> Allocation:
                 name=container.name,
                 kind=container.kind,
                 memory_limit_mib=container.limit,
-                cards=tuple(
-                    CardShare(card.uuid, card.index, Share(card.memory, card.compute, card.clients, card.exclusive))
-                    for card in container.cards
-                ),
+                cards=tuple(map(_card_share, container.cards)),
             )
             for container in document.containers
         ),
     )
+
+
+def _card_share(card: _Card) -> CardShare:
+    return CardShare(card.uuid, card.index, Share(card.memory, card.compute, card.clients, card.exclusive))
+
+
+def encode_held(held: Held) -> str:
+    """The value of `shoal.dev/held`."""
+    pods = {uid: tuple(map(_card, cards)) for uid, cards in held.pods.items()}
+    return text.to_json(_Held(version=VERSION, as_of=held.as_of, pods=pods), what=ANNOTATION_HELD, limit=MAX_LENGTH)
+
+
+def decode_held(value: str) -> Held:
+    """What `shoal.dev/held` tells."""
+    document = text.from_json(value, _HELD, what=ANNOTATION_HELD, limit=MAX_LENGTH)
+    return Held({uid: tuple(map(_card_share, cards)) for uid, cards in document.pods.items()}, document.as_of)
 
 
 def encode_gpus(gpus: Iterable[Gpu]) -> str:

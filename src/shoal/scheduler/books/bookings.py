@@ -1,8 +1,9 @@
 """What a bound pod holds, from what it carries: the booking that the ledger keeps for it.
 
-The decision in the pod's annotations counts, whoever made it. A pod that holds cards and carries no decision that can
-be read is given cards the engine would choose on its node, or, when none are free, the emptiest ones: too much booked
-in one place is better than a card that looks free and is not.
+What its node's agent says it was given counts most. Before that the decision in the pod's annotations does, whoever
+made it, as far as the pod asks for it. A pod that holds cards and carries no decision that can be believed is given
+cards the engine would choose on its node, or, when none are free, the emptiest ones: too much booked in one place is
+better than a card that looks free and is not.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _ANNOTATIONS = (
 class Origin(Enum):
     """How it is known which cards a pod holds."""
 
+    NODE = "its node's agent"
     OWN = "its own record"
     FOREIGN = "the annotations of another scheduler"
     GUESSED = "a guess: the pod carries no decision"
@@ -59,17 +61,28 @@ def holding_of(
     *,
     inventory: NodeGpus | None,
     unit: MemoryUnit,
+    given: tuple[CardShare, ...] | None,
     guess: Callable[[], Allocation],
+    no_room: Callable[[Allocation], str],
 ) -> Holding:
-    """The holding of a pod bound to a node. `inventory` is None while the node is not known."""
+    """The holding of a pod bound to a node. `inventory` is None while the node is not known.
+
+    `given` is what its node's agent says it has, `no_room` why the node cannot have meant an allocation.
+    """
     node = pod.spec.node_name
     problem = ""
     allocation: Allocation | None = None
     try:
-        allocation = allocation_of(manifest_of(pod), node=inventory or NodeGpus(node), unit=unit)
+        allocation = allocation_of(manifest_of(pod), node=inventory or NodeGpus(node), unit=unit, request=request)
     except CodecError as error:
         problem = str(error)
-    if allocation is None:
+    if given is not None:
+        if allocation is None or allocation.held() != {card.uuid: card.share for card in given}:
+            allocation = given_by_node(node, given)
+        return Holding(booking(pod, request, allocation), Origin.NODE)
+    if allocation is not None:
+        problem = no_room(allocation)
+    if allocation is None or problem:
         origin = Origin.GUESSED if request.containers else Origin.FOREIGN
         allocation = guess() if request.containers else Allocation(node, ())
     elif pod.metadata.annotations.get(shoal.ANNOTATION_ALLOCATION) is not None:
@@ -77,6 +90,11 @@ def holding_of(
     else:
         origin = Origin.FOREIGN
     return Holding(booking(pod, request, allocation), origin, problem)
+
+
+def given_by_node(node: str, cards: tuple[CardShare, ...]) -> Allocation:
+    """What a node's agent says was given, as an allocation: of which container is not told."""
+    return Allocation(node, (ContainerAllocation("", cards),))
 
 
 def booking(pod: Pod, request: Request, allocation: Allocation) -> Booking:

@@ -2,7 +2,9 @@
 
 Nodes become inventories, bound pods bookings, in the engine's ledger and in the arrays the filters read. Both are
 written here and nowhere else, and always together. What the watch shows wins over what was assumed; an assumption whose
-outcome is open stays booked until it is known.
+outcome is open stays booked until it is known. A record is not a proof: the pod's request bounds it, the first that was
+believed stays, and what a node's agent says is held counts more. A pod that is over holds its cards until its node says
+that it has left them.
 
 No I/O: the watch calls `on_node`, `on_pod` and `on_config_map`; what somebody should hear goes through `report`.
 """
@@ -10,6 +12,7 @@ No I/O: the watch calls `on_node`, `on_pod` and `on_config_map`; what somebody s
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -30,12 +33,21 @@ from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.gpu import NodeGpus
 from shoal.model.node import node_gpus
-from shoal.model.request import Request
+from shoal.model.request import NO_SHARE, Request, Share, fits
 from shoal.placement.books.columns import BoolArray, FloatArray
 from shoal.placement.books.ledger import Booking
 from shoal.placement.engine import Engine
 from shoal.placement.errors import BookingError, PolicyError
-from shoal.scheduler.books.bookings import Origin, decision_in, holding_of, on_emptiest_cards, on_its_cards
+from shoal.scheduler.books.bookings import (
+    Origin,
+    booking,
+    decision_in,
+    given_by_node,
+    holding_of,
+    on_emptiest_cards,
+    on_its_cards,
+)
+from shoal.scheduler.books.held import FINISHED, GRACE_SECONDS, HeldByNodes, Leaving, has_left
 from shoal.scheduler.books.node_news import node_news
 from shoal.scheduler.books.requests import Requests
 from shoal.scheduler.feasibility.cluster import Cluster
@@ -49,12 +61,14 @@ Report = Callable[[Node | Pod, str, str], None]
 REASON_NODE: Final = "GPUInventoryUnreadable"
 REASON_POD: Final = "GPUDecisionUnreadable"
 REASON_OVER: Final = "GPUOverBooked"
+REASON_CHANGED: Final = "GPUDecisionChanged"
 
 #: Higher than any pod's.
 MAX_PRIORITY: Final = 2**31
-_FINISHED: Final = ("Succeeded", "Failed")
 #: What a pod that leaves may make room for.
 _LEFT: Final = Wake.CARDS_FREED | Wake.NODE_RESOURCES | Wake.PODS
+#: Records that a pod came with.
+_RECORDED: Final = (Origin.OWN, Origin.FOREIGN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +92,7 @@ class Books:
         unit: MemoryUnit,
         news: Callable[[Wake], None],
         report: Report,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
         self.cluster = cluster
@@ -95,6 +110,10 @@ class Books:
         self._sick: dict[str, frozenset[int]] = {}
         self._priorities: Counter[int] = Counter()
         self._over: set[tuple[str, str]] = set()
+        self._clock = clock
+        self._held = HeldByNodes()
+        #: Pods that are over and may still hold their cards, by UID.
+        self._leaving: dict[str, Leaving] = {}
 
     # Questions
 
@@ -174,12 +193,15 @@ class Books:
         """A pod appeared, changed or went away."""
         pod = change.object
         uid = pod.metadata.uid
-        if change.kind is Kind.DELETED or pod.status.phase in _FINISHED:
+        if change.kind is Kind.DELETED or pod.status.phase in FINISHED:
             self._written.pop(uid, None)
-            if self._pods.pop(uid, None) is not None or self.engine.ledger.booking(uid) is not None:
-                self._leave(uid, self.engine.remove)
+            known = self._pods.pop(uid, None) is not None or self.engine.ledger.booking(uid) is not None
+            if known and uid not in self._leaving:
+                self._end(pod, _number(change.version or pod.metadata.resource_version))
             return
         self._pods[uid] = pod
+        if self._leaving.pop(uid, None) is not None:
+            self._come_back(pod)
         if pod.spec.node_name:
             self._hold(pod)
 
@@ -189,6 +211,7 @@ class Books:
         name = node.metadata.name
         if change.kind is Kind.DELETED:
             self._nodes.pop(name, None)
+            self._forget_held(name)
             self._drop(name)
             self._news(Wake.NODE_ADDED)  # the domains of a spread constraint are fewer
             return
@@ -197,6 +220,14 @@ class Books:
         if news:
             self._take_in(node)
             self._news(news)
+        self._take_held(node)
+
+    def sweep(self) -> None:
+        """Let go of pods that vanished from nodes which do not tell of their end, when their time is over."""
+        now = self._clock()
+        for uid, leaving in list(self._leaving.items()):
+            if self._held.of(leaving.node) is None and leaving.until <= now:
+                self._let_go(uid)
 
     def on_config_map(self, change: Change[ConfigMap]) -> None:
         """gpushare's list of cards to keep out of use, one ConfigMap per node; any other is passed over."""
@@ -232,11 +263,11 @@ class Books:
         assert books is not None
         self.rows[name] = books.row
         self.cluster.set_node(books.row, node)
-        for uid, booking in list(books.pods.items()):
+        for uid, held in list(books.pods.items()):
             seen, pod = self._seen.get(uid), self._pods.get(uid)
             if pod is None or seen is None:
                 continue
-            if seen.origin is not Origin.OWN or not on_its_cards(booking, books):
+            if seen.origin not in (Origin.OWN, Origin.NODE) or not on_its_cards(held, books):
                 self._unsee(uid)
                 self._hold(pod)
         self._look_for_over_booking(name)
@@ -257,34 +288,126 @@ class Books:
             self.cluster.remove_node(row)
             self.engine.ledger.remove_node(name)
 
+    # What nodes say is held
+
+    def _take_held(self, node: Node) -> None:
+        name = node.metadata.name
+        try:
+            changed = self._held.take(node)
+        except CodecError as error:
+            self._report(node, REASON_NODE, f"what is held of its cards stays as it was: {error}")
+            return
+        if changed is None:
+            return
+        for uid in changed:
+            pod = self._pods.get(uid)
+            if pod is not None and pod.spec.node_name == name:
+                self._unsee(uid)
+                self._hold(pod)
+            else:
+                self._keep_for_nobody(name, uid)
+        held = self._held.of(name)
+        for uid, leaving in list(self._leaving.items()):
+            if leaving.node == name and held is not None and held.releases(uid, leaving.version):
+                self._let_go(uid)
+        self._look_for_over_booking(name)
+
+    def _keep_for_nobody(self, node: str, uid: str) -> None:
+        """A node says that a pod holds cards which the API server does not show there: they are in use all the same.
+
+        Booked under a name of the node's, so that it can say nothing about pods of other nodes.
+        """
+        cards, ledger = self._held.cards(node, uid), self.engine.ledger
+        known = ledger.booking(uid)
+        if known is not None and known.node == node:
+            return  # it is leaving, or on its way here
+        if cards is not None:
+            ledger.confirm(Booking(_for_nobody(node, uid), given_by_node(node, cards)))
+        elif ledger.booking(_for_nobody(node, uid)) is not None:
+            ledger.release(_for_nobody(node, uid))
+            self._news(_LEFT)
+
+    def _forget_held(self, node: str) -> None:
+        """The node is gone, and with it what its containers held."""
+        for uid in self._held.pods(node):
+            self.engine.ledger.release(_for_nobody(node, uid))
+        self._held.drop(node)
+        for uid, leaving in list(self._leaving.items()):
+            if leaving.node == node:
+                self._let_go(uid)
+
     # Pods
+
+    def _end(self, pod: Pod, version: int) -> None:
+        """The pod is over: its cards are free now, or when its node has said so."""
+        uid = pod.metadata.uid
+        held = self.engine.ledger.booking(uid)
+        node = pod.spec.node_name
+        gone = held is None or held.node != node or node not in self._nodes or not held.allocation.containers
+        if gone or has_left(pod, version, self._held.of(node)):
+            self._leave(uid, self.engine.remove)
+            return
+        assert held is not None
+        self._leave(uid, self.engine.remove)  # no more CPU, no demand, no pod; but its cards
+        self.engine.ledger.confirm(Booking(uid, held.allocation))
+        self._leaving[uid] = Leaving(node, version, self._clock() + GRACE_SECONDS)
+
+    def _come_back(self, pod: Pod) -> None:
+        """The pod has not ended after all: it has the cards that it had."""
+        held = self.engine.ledger.booking(pod.metadata.uid)
+        assert held is not None
+        try:
+            request = self.request(pod)
+        except RequestError:
+            return  # told when it is booked
+        seen = _Seen(held.node, decision_in(pod.metadata.annotations), Origin.OWN, pod.spec.priority or 0)
+        self._seen[pod.metadata.uid] = seen
+        self._priorities[seen.priority] += 1
+        self.engine.confirm(booking(pod, request, held.allocation), request)
+
+    def _let_go(self, uid: str) -> None:
+        """A pod that is over has left its cards."""
+        del self._leaving[uid]
+        self._leave(uid, self.engine.remove)
 
     def _hold(self, pod: Pod) -> None:
         """Book what a bound pod holds."""
         uid, node = pod.metadata.uid, pod.spec.node_name
         seen = _Seen(node, decision_in(pod.metadata.annotations), Origin.OWN, pod.spec.priority or 0)
         known = self._seen.get(uid)
-        if known is None or (known.node, known.decision) != (seen.node, seen.decision):
-            if known is None:
-                self._priorities[seen.priority] += 1
+        if known is None:
+            self._priorities[seen.priority] += 1
+            if self._held.cards(node, uid) is not None:
+                self.engine.ledger.release(_for_nobody(node, uid))
             self._seen[uid] = seen if self._is_as_written(pod, seen) else replace(seen, origin=self._book(pod))
             self._news(Wake.PODS)
+        elif (known.node, known.decision) != (seen.node, seen.decision):
+            self._seen[uid] = replace(seen, origin=self._book_changed(pod, known))
+            self._news(Wake.PODS)
         self._add_to_filters(pod, node)
+
+    def _book_changed(self, pod: Pod, known: _Seen) -> Origin:
+        """The record of a bound pod is another one now. The first that was believed stays: who decides does not."""
+        booked = self.engine.ledger.booking(pod.metadata.uid)
+        if booked is not None and booked.node == pod.spec.node_name and known.origin in _RECORDED:
+            self._report(pod, REASON_CHANGED, "its record of cards was changed after it was bound: that has no effect")
+            return known.origin
+        return self._book(pod)
 
     def _is_as_written(self, pod: Pod, seen: _Seen) -> bool:
         """Whether the watch shows just what is booked; then it is confirmed, and nothing needs to be read."""
         uid = pod.metadata.uid
-        booking = self.engine.ledger.booking(uid)
-        if self._written.pop(uid, None) != seen.decision or booking is None or booking.node != seen.node:
+        booked = self.engine.ledger.booking(uid)
+        if self._written.pop(uid, None) != seen.decision or booked is None or booked.node != seen.node:
             return False
         try:
             request = self.request(pod)
         except RequestError:
             return False
-        same = (request.cpu_milli, request.memory_mib) == (booking.cpu_milli, booking.memory_mib)
-        if not same or not on_its_cards(booking, self.engine.ledger.node(seen.node)):
+        same = (request.cpu_milli, request.memory_mib) == (booked.cpu_milli, booked.memory_mib)
+        if not same or not on_its_cards(booked, self.engine.ledger.node(seen.node)):
             return False
-        self.engine.confirm(booking, request)
+        self.engine.confirm(booked, request)
         return True
 
     def _book(self, pod: Pod) -> Origin:
@@ -302,7 +425,9 @@ class Books:
             request,
             inventory=None if books is None else books.inventory,
             unit=self.unit,
+            given=self._held.cards(node, uid),
             guess=lambda: self._guess(pod, request),
+            no_room=lambda allocation: self._no_room(uid, allocation),
         )
         if holding.problem:
             self._report(pod, REASON_POD, f"its cards are guessed: {holding.problem}")
@@ -312,6 +437,29 @@ class Books:
             self._news(_LEFT)
         self._look_for_over_booking(node)
         return holding.origin
+
+    def _no_room(self, uid: str, allocation: Allocation) -> str:
+        """Which card of a record has no room beside what containers on its node have been given, in words."""
+        books = self.engine.ledger.node(allocation.node)
+        if books is None or self._held.of(allocation.node) is None:
+            return ""
+        for uuid, share in allocation.held().items():
+            card = books.cards.get(uuid)
+            others = self._given_of(allocation.node, uuid, beside=uid)
+            if card is not None and card.gpu is not None and not fits(card.gpu, others, share):
+                return (
+                    f"card {card.gpu.index} ({uuid}) has no room for it beside what the node's containers have been "
+                    "given: delete the pod so that it is placed again"
+                )
+        return ""
+
+    def _given_of(self, node: str, uuid: str, *, beside: str) -> Share:
+        """What containers of other pods that are there have been given of a card."""
+        taken = NO_SHARE
+        for uid, cards in self._held.pods(node).items():
+            if uid != beside and (uid in self._pods or uid in self._leaving):
+                taken = sum((card.share for card in cards if card.uuid == uuid), taken)
+        return taken
 
     def _guess(self, pod: Pod, request: Request) -> Allocation:
         uid, node = pod.metadata.uid, pod.spec.node_name
@@ -388,6 +536,16 @@ class Books:
             f"card {card.inventory.index} ({uuid}) holds {card.memory_mib} of {card.inventory.memory_mib} MiB for "
             f"{names}: it takes nothing new; delete or move one of them",
         )
+
+
+def _for_nobody(node: str, uid: str) -> str:
+    """The name under which is booked what a node says of a pod that the API server does not show there."""
+    return f"{node}/{uid}"
+
+
+def _number(version: str) -> int:
+    """A version of the API server's as a number, by which versions can be compared."""
+    return int(version) if version.isascii() and version.isdigit() else 0
 
 
 A = TypeVar("A", bound=np.generic)

@@ -129,6 +129,7 @@ class PodWorker:
             moments = [moment for moment in (step.wake, more, due) if moment is not None]
             await site.clock.wait(self.wake, min(moments, default=None))
         site.release(self.uid)
+        site.host.end_cgroup(self._pod_cgroup())
         self._publish(run)
         if self._is_ending():
             self._let_go()
@@ -145,6 +146,7 @@ class PodWorker:
             await clock.wait(self.wake, until)
             self._refresh()
         run.address = self._site.host.pod_address()
+        self._site.host.begin_cgroup(self._pod_cgroup())
 
     def _heed_deletion(self, run: PodRun, now: datetime) -> None:
         if not self._is_ending():
@@ -252,9 +254,11 @@ class PodWorker:
         return self._site.registry.store.get(("", plural), (self.pod["metadata"]["namespace"], name))
 
     def _cgroup(self, container_id: str) -> str:
+        return f"/sys/fs/cgroup/{self._pod_cgroup()}/{container_id.removeprefix('containerd://')}"
+
+    def _pod_cgroup(self) -> str:
         qos = (self.pod.get("status") or {}).get("qosClass", "BestEffort").lower()
-        parts = ["/sys/fs/cgroup/kubepods", *([] if qos == "guaranteed" else [qos]), f"pod{self.uid}"]
-        return "/".join([*parts, container_id.removeprefix("containerd://")])
+        return "/".join(["kubepods", *([] if qos == "guaranteed" else [qos]), f"pod{self.uid}"])
 
     async def _run_hooks(self, name: str, container_id: str, cgroup: str, creation: Creation) -> None:
         """Have the hooks run that come before a container's program, if somebody plays them here."""

@@ -1,0 +1,75 @@
+"""Whether containers of a pod still run on this node, by its cgroups.
+
+The API server shows what was written to it: a pod that is deleted by force is gone there at once, and its status can be
+written by others than kubelet. A cgroup with processes in it is the node's own witness. Both versions and both ways
+of naming are known (`…/pod<uid>`, and systemd's `…-pod<uid with underscores>.slice`), wherever kubelet's tree begins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+#: How far below the root pods are looked for: kubelet's own root, its tree, the class, and some for nested nodes.
+_DEPTH: Final = 7
+#: Of version 1 one hierarchy tells enough; the first that is there is asked.
+_HIERARCHIES: Final = ("pids", "memory", "cpu", "cpuacct", "devices")
+_PROCESSES: Final = "cgroup.procs"
+
+
+class PodCgroups:
+    """The pods' cgroups below one root, `/sys/fs/cgroup` on a real node."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        #: Where pods have been found: looked into first.
+        self._places: set[Path] = set()
+
+    def runs(self, uid: str) -> bool:
+        """Whether a pod has processes here. Where no cgroups can be seen, none has: others tell when it ends."""
+        return any(map(_is_populated, self._of(uid)))
+
+    def _of(self, uid: str) -> Iterator[Path]:
+        names = (f"pod{uid}", f"-pod{uid.replace('-', '_')}.slice")
+        known = [path for place in self._places for path in _folders(place) if path.name.endswith(names)]
+        if known:
+            yield from known
+            return
+        for path in _below(self._base(), names, _DEPTH):
+            self._places.add(path.parent)
+            yield path
+
+    def _base(self) -> Path:
+        if (self._root / "cgroup.controllers").exists():
+            return self._root
+        found = (self._root / name for name in _HIERARCHIES)
+        return next((path for path in found if path.is_dir()), self._root)
+
+
+def _below(folder: Path, names: tuple[str, ...], depth: int) -> Iterator[Path]:
+    """The folders with such an end of their name; what is inside of one is not looked at."""
+    for path in _folders(folder):
+        if path.name.endswith(names):
+            yield path
+        elif depth:
+            yield from _below(path, names, depth - 1)
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:  # it went meanwhile, or is none
+        return []
+
+
+def _is_populated(folder: Path) -> bool:
+    """Whether a cgroup or one below it has processes."""
+    try:
+        if (folder / _PROCESSES).read_bytes().strip():
+            return True
+    except OSError:  # it went meanwhile; or of version 2 and threaded, where those below tell
+        pass
+    return any(map(_is_populated, _folders(folder)))

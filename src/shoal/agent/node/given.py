@@ -1,0 +1,103 @@
+"""What containers of this node have been given, one file for each pod: the agent's own memory of it.
+
+Annotations tell what was decided and can be changed by others; this is what became of it. A file is written before the
+first container of its pod may start, and removed when the pod has left its cards. The folder is on a file system that a
+restart of the machine empties, as that ends the containers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from shoal.agent.errors import RefusedError
+from shoal.model.allocation import Allocation
+from shoal.model.contract import shoal
+from shoal.model.errors import CodecError
+
+log = logging.getLogger(__name__)
+
+_SUFFIX: Final = ".json"
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: Literal[1]
+    uid: str
+    namespace: str
+    name: str
+    allocation: str
+
+
+_DECODER: Final = msgspec.json.Decoder(_File)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A pod and the cards of its containers."""
+
+    uid: str
+    namespace: str
+    name: str
+    allocation: Allocation
+
+
+class GivenFiles:
+    """The files of one node."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, given: Given) -> None:
+        """Remember, whole or not at all. RefusedError if that cannot be."""
+        file = _File(1, given.uid, given.namespace, given.name, shoal.encode_allocation(given.allocation))
+        path = self._path(given.uid)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(msgspec.json.encode(file))
+            draft.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):  # the folder itself may be what is wrong
+                draft.unlink()
+            raise RefusedError(
+                f"what the container gets cannot be remembered in {self._folder}: {error.strerror or error}"
+            ) from error
+
+    def remove(self, uid: str) -> None:
+        """Forget a pod; one that was never remembered is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            self._path(uid).unlink()
+
+    def read(self) -> list[Given]:
+        """All that is remembered. What cannot be read, or is half written, is removed: the pod's record counts."""
+        found = []
+        for path in self._files():
+            try:
+                file = _DECODER.decode(path.read_bytes())
+                allocation = shoal.decode_allocation(file.allocation)
+            except (msgspec.MsgspecError, CodecError, OSError) as error:
+                log.warning("%s is left out: %s", path, error)
+                path.unlink(missing_ok=True)
+                continue
+            found.append(Given(file.uid, file.namespace, file.name, allocation))
+        return found
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for path in self._files():
+            path.unlink(missing_ok=True)
+
+    def _files(self) -> list[Path]:
+        try:
+            return sorted(path for path in self._folder.iterdir() if path.is_file())
+        except FileNotFoundError:
+            return []
+
+    def _path(self, uid: str) -> Path:
+        return self._folder / f"{Path(uid).name}{_SUFFIX}"
