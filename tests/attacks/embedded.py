@@ -68,8 +68,9 @@ class Walled(Cluster):
             host.folders.device_plugins,
             host.folders.pod_resources,
             host.folders.cdi,
-            run=root / "run",
+            run=host.folders.run,
             programs=root / "programs",
+            pod_cgroups=host.folders.cgroups,
             cgroup2=root / "cgroup.controllers",
         )
         config = Config(node_name=host.spec.name, memory_unit=self.plan.unit, port=None, limit_hook=str(self._program))

@@ -160,7 +160,8 @@ class Play:
     def know(self, pod: Object, whose: Tenant) -> None:
         """A pod has come: what it asks for now is what it may have."""
         self._whose[pod["metadata"]["name"]] = whose
-        self.allowed.setdefault(pod["metadata"]["uid"], truth.asked(pod))
+        if pod["metadata"]["uid"] not in self.allowed:
+            self.allowed[pod["metadata"]["uid"]] = truth.asked(pod)
 
     def place(self, short: Object, *, bound: bool = False) -> None:
         """A pod that somebody created in all honesty runs; or is `bound`, which comes first."""
@@ -364,7 +365,7 @@ class Play:
         self.wait(lambda: allocated() == wanted["allocated"], f"inspected as {wanted}", allocated)
 
     def _told(self, names: list[str]) -> None:
-        """Somebody says of these pods that their record does not count, in an event that names it."""
+        """Somebody says of these pods that their record does not count, in an event that speaks of it."""
         for name in names:
             self.wait(partial(self._is_told, name), f"told of the record of {name}", partial(self.story, name))
 
@@ -409,5 +410,5 @@ def _restarts_of(pod: Object) -> int:
 
 
 def _names_record(event: Object) -> bool:
-    keys = (RECORD, "ALIYUN_COM_GPU_MEM", "scheduler.framework.gpushare", "UUID")
-    return event.get("type") == "Warning" and any(key in event.get("message", "") for key in keys)
+    words = ("record", RECORD, "ALIYUN_COM_GPU_MEM", "scheduler.framework.gpushare", "UUID")
+    return event.get("type") == "Warning" and any(word in event.get("message", "") for word in words)
