@@ -1,9 +1,12 @@
 """The embedded cluster as an arena: scheduler, agents with walls, simulated nodes and cards, all in this process."""
 
 import asyncio
+import contextlib
+import http.client
 import json
 import tempfile
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -24,11 +27,12 @@ from shoal.kube.access.credentials import Access
 from tests.attacks.arena import Given, Object
 from tests.kubelet.device_plugin import PluginLoop
 from tests.suites.connection import Connection
+from tests.testbed.waiting import wait_for
 
 ROOT = "/sys/fs/cgroup"
 MEBIBYTE = 2**20
 #: kubelet's back-off is the real one's; only tests wait for it.
-TIMING = Timing(retry=0.5, back_off=0.5, reconcile=2.0)
+TIMING = Timing(retry=0.5, back_off=0.5, max_back_off=1.0, reconcile=2.0)
 
 
 class Walled(Cluster):
@@ -42,7 +46,8 @@ class Walled(Cluster):
         #: By the ID of a container, its cgroup.
         self.cgroups: dict[str, str] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._begun = {spec.name: asyncio.Event() for spec in plan.nodes}
+        #: Where the agents say whether they are ready; each end of one takes its own away.
+        self.ports: dict[str, int] = {}
         for kubelet in self.nodes:
             kubelet.host.run_hook = self._hook
 
@@ -73,10 +78,16 @@ class Walled(Cluster):
             pod_cgroups=host.folders.cgroups,
             cgroup2=root / "cgroup.controllers",
         )
-        config = Config(node_name=host.spec.name, memory_unit=self.plan.unit, port=None, limit_hook=str(self._program))
+        config = Config(
+            node_name=host.spec.name,
+            memory_unit=self.plan.unit,
+            host="127.0.0.1",
+            port=0,
+            limit_hook=str(self._program),
+        )
         while True:
-            begun = self._begun[host.spec.name].set
-            task = asyncio.create_task(agent.run(config, access, lambda: host.nvml, paths, begun=begun))
+            served = partial(self.ports.__setitem__, host.spec.name)
+            task = asyncio.create_task(agent.run(config, access, lambda: host.nvml, paths, serving=served))
             self._running[host.spec.name] = task
             try:
                 await asyncio.wait({task})
@@ -86,13 +97,13 @@ class Walled(Cluster):
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    async def restart_agents(self) -> None:
+    async def end_agents(self) -> None:
         """End all agents; each is started again."""
-        for name, task in self._running.items():
-            self._begun[name].clear()
+        self.ports.clear()
+        ended = list(self._running.values())
+        for task in ended:
             task.cancel()
-        for event in self._begun.values():
-            await event.wait()
+        await asyncio.wait(ended)
 
     async def given(self) -> list[Given]:
         """What every container that runs was given."""
@@ -179,10 +190,22 @@ class EmbeddedArena:
         self._loop.run(end())
 
     def restart_agents(self) -> None:
-        self._loop.run(self.cluster.restart_agents())
+        self._loop.run(self.cluster.end_agents())
+        wait_for(
+            lambda: len(self.cluster.ports) == len(self.nodes) and all(map(_ready, self.cluster.ports.values())), "up"
+        )
 
     def inspect(self) -> Object:
         asked = ["inspect", "-o", "json", "--kubeconfig", str(self.cluster.kubeconfig)]
         result = CliRunner().invoke(main, asked)
         assert result.exit_code == 0, result.output
         return dict(json.loads(result.stdout))
+
+
+def _ready(port: int) -> bool:
+    """Whether an agent serves, and kubelet has asked it for everything."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    with contextlib.closing(connection), contextlib.suppress(OSError):
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    return False

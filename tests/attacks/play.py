@@ -48,6 +48,10 @@ class Play:
             found[name] = [gpu["uuid"] for gpu in sorted(listed, key=lambda gpu: gpu["index"])]
         return found
 
+    def cards(self, node: str) -> list[str]:
+        """The UUIDs of a node's cards, by index."""
+        return self._cards[node]
+
     def allocatable(self, node: str = "") -> dict[str, str]:
         """What a node has to give."""
         status = self.arena.api.request("GET", f"/api/v1/nodes/{node or self.arena.here}").body["status"]
