@@ -36,9 +36,9 @@ chaos: ## Run 2,000 pods on a real API server while schedulers are killed and co
 chaos: kube
 	@SHOAL_CHAOS_PODS=$${SHOAL_CHAOS_PODS:-2000} $(PY) -m pytest -m kube tests/scheduler/test_chaos_kube.py $(ARGS)
 
-fuzz: ## Try a million mutants on the scheduler's watch, endpoints and socket (20 minutes)
+fuzz: ## Try a million mutants on the scheduler's watch, endpoints and socket, and thousands of a tenant's lies (30 minutes)
 fuzz: .venv/.installed
-	@SHOAL_FUZZ=$${SHOAL_FUZZ:-1000000} $(PY) -m pytest -p no:logging tests/scheduler/test_fuzz.py $(ARGS)
+	@SHOAL_FUZZ=$${SHOAL_FUZZ:-1000000} $(PY) -m pytest -p no:logging tests/scheduler/test_fuzz.py tests/attacks/test_fuzz.py $(ARGS)
 
 kube: ## Have the programs of a real Kubernetes in the cache (the first time: 15 minutes with Go)
 kube: .venv/.installed

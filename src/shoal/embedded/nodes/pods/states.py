@@ -29,6 +29,8 @@ class Timing:
     #: Between two signs of life of a node, and two statuses of it that say nothing new.
     renew: float = 10.0
     report: float = 300.0
+    #: Until a pod's status that somebody else wrote is put right.
+    reconcile: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)

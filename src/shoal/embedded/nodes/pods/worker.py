@@ -34,6 +34,9 @@ _NOT_STARTED: Final = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
     "unable to start container process: error during container init"
 )
+_OVER: Final = ("Succeeded", "Failed")
+#: Seconds that the containers of a pod have to end whose object has vanished.
+_VANISHED_GRACE: Final = 1.0
 #: The hooks that come before a container's program, in their order.
 _EARLY: Final = ("prestart", "createRuntime", "createContainer", "startContainer")
 
@@ -51,6 +54,8 @@ class PodWorker:
         self._site = site
         self._told_status: dict[str, Any] | None = None
         self._grace: float | None = None
+        #: Since when somebody else calls the pod finished.
+        self._lied_at: datetime | None = None
 
     async def run(self) -> None:
         """From its admission to its end."""
@@ -116,6 +121,7 @@ class PodWorker:
             more = self._move_programs(run, now)
             if run.over:
                 break
+            due = self._heed_lies(now)
             # Before the starts: plugins look at the pod's status to see how far it has come.
             self._publish(run)
             if step.start:
@@ -123,7 +129,7 @@ class PodWorker:
                     async with site.plugin_calls:
                         await self._start(run, one)
                 continue
-            moments = [moment for moment in (step.wake, more) if moment is not None]
+            moments = [moment for moment in (step.wake, more, due) if moment is not None]
             await site.clock.wait(self.wake, min(moments, default=None))
         site.release(self.uid)
         site.host.end_cgroup(self._pod_cgroup())
@@ -148,7 +154,7 @@ class PodWorker:
     def _heed_deletion(self, run: PodRun, now: datetime) -> None:
         if not self._is_ending():
             return
-        grace = 0.0 if self._gone else float(self.pod["metadata"].get("deletionGracePeriodSeconds", 0))
+        grace = _VANISHED_GRACE if self._gone else float(self.pod["metadata"].get("deletionGracePeriodSeconds", 0))
         if self._grace is not None and grace >= self._grace:
             return
         self._grace = grace
@@ -157,6 +163,27 @@ class PodWorker:
 
     def _is_ending(self) -> bool:
         return self._gone or "deletionTimestamp" in self.pod["metadata"]
+
+    def _heed_lies(self, now: datetime) -> datetime | None:
+        """Treat a pod that runs as the real kubelet does when its object is gone, or somebody else calls it finished.
+
+        It counts as none of the node's pods then, so others can have its devices. Its containers go on; the status is
+        put right some time later. That moment, if it is still to come.
+        """
+        if self._gone:
+            self._site.release(self.uid)
+            return None
+        if self._told_status is None or (self.pod.get("status") or {}).get("phase") not in _OVER:
+            self._lied_at = None
+            return None
+        self._site.release(self.uid)
+        self._lied_at = self._lied_at or now
+        due = self._lied_at + timedelta(seconds=self._site.timing.reconcile)
+        if now < due:
+            return due
+        self._lied_at = self._told_status = None
+        self._site.take(self.pod)
+        return None
 
     async def _start(self, run: PodRun, one: ContainerRun) -> None:
         """Create and start a container; whatever keeps it from that is told, and tried again."""

@@ -1,0 +1,211 @@
+"""The embedded cluster as an arena: scheduler, agents with walls, simulated nodes and cards, all in this process."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import tempfile
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from shoal.agent import app as agent
+from shoal.agent.config import Config
+from shoal.agent.limits import cgroup
+from shoal.agent.node.paths import HostPaths
+from shoal.cli.embedded.cluster import Cluster, Plan
+from shoal.cli.main import main
+from shoal.embedded.nodes.app import Nodes
+from shoal.embedded.nodes.cluster import few
+from shoal.embedded.nodes.errors import HookError
+from shoal.embedded.nodes.gpus import visible_cards
+from shoal.embedded.nodes.host import HookCall, Host
+from shoal.embedded.nodes.pods.states import Running, Timing
+from shoal.kube.access.credentials import Access
+from tests.attacks.arena import Given, Object
+from tests.kubelet.device_plugin import PluginLoop
+from tests.suites.connection import Connection
+from tests.testbed.waiting import wait_for
+
+ROOT = "/sys/fs/cgroup"
+MEBIBYTE = 2**20
+#: kubelet's back-off is the real one's; only tests wait for it.
+TIMING = Timing(retry=0.5, back_off=0.5, max_back_off=1.0, reconcile=2.0)
+
+
+class Walled(Cluster):
+    """The cluster of `shoal up` with what its agents need to build walls, and agents that can be started again."""
+
+    def __init__(self, plan: Plan, directory: Path) -> None:
+        super().__init__(plan, directory)
+        self.nodes = Nodes(self.api, plan.nodes, directory / "n", timing=TIMING)
+        self._program = directory / cgroup.PROGRAM
+        self._program.write_bytes(b"\x7fELF")
+        #: By the ID of a container, its cgroup.
+        self.cgroups: dict[str, str] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        #: Where the agents say whether they are ready; each end of one takes its own away.
+        self.ports: dict[str, int] = {}
+        for kubelet in self.nodes:
+            kubelet.host.run_hook = self._hook
+
+    async def _hook(self, call: HookCall) -> None:
+        """What the hook's program does: it asks the agent, and fails unless that says ok."""
+        _, door, *limits = call.hook.args
+        try:
+            answer = await cgroup.ask(Path(door), call.cgroup.removeprefix(ROOT), limits)
+        except OSError as error:
+            raise HookError(f"shoal-limit: {door}: {error.strerror}") from error
+        if answer != cgroup.OK:
+            raise HookError(f"shoal-limit: the agent: {answer}")
+        self.cgroups[call.state["id"]] = call.cgroup
+
+    def _agent(self, host: Host, access: Access) -> Coroutine[None, None, None]:
+        return self._again_and_again(host, access)
+
+    async def _again_and_again(self, host: Host, access: Access) -> None:
+        root = host.folders.root
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "cgroup.controllers").touch()
+        paths = HostPaths(
+            host.folders.device_plugins,
+            host.folders.pod_resources,
+            host.folders.cdi,
+            run=host.folders.run,
+            programs=root / "programs",
+            pod_cgroups=host.folders.cgroups,
+            cgroup2=root / "cgroup.controllers",
+        )
+        config = Config(
+            node_name=host.spec.name,
+            memory_unit=self.plan.unit,
+            host="127.0.0.1",
+            port=0,
+            limit_hook=str(self._program),
+        )
+        while True:
+            served = partial(self.ports.__setitem__, host.spec.name)
+            task = asyncio.create_task(agent.run(config, access, lambda: host.nvml, paths, serving=served))
+            self._running[host.spec.name] = task
+            try:
+                await asyncio.wait({task})
+                if not task.cancelled():
+                    task.result()
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def end_agents(self) -> None:
+        """End all agents; each is started again."""
+        self.ports.clear()
+        ended = list(self._running.values())
+        for task in ended:
+            task.cancel()
+        await asyncio.wait(ended)
+
+    async def given(self) -> list[Given]:
+        """What every container that runs was given."""
+        found = []
+        for kubelet in self.nodes:
+            host = kubelet.host
+            for uid, run in host.runs.items():
+                for name, container in run.containers.items():
+                    if isinstance(container.state, Running) and (uid, name) in host.creations:
+                        limits = self._limits(host, uid, name, container.state.id)
+                        pod, namespace = run.name.partition("(")[0].split("_")
+                        found.append(Given(host.spec.name, namespace, pod, uid, name, limits))
+        return [one for one in found if one.limits]
+
+    def _limits(self, host: Host, uid: str, name: str, container_id: str) -> dict[str, int | None]:
+        creation = host.creations[uid, name]
+        path = self.cgroups.get(container_id.removeprefix("containerd://"), "/none")
+        limits: dict[str, int | None] = {}
+        for card in visible_cards(host.nvml.survey(), creation.env, creation.edits):
+            hard = host.nvml.cgroup_memory(card.uuid, path).limit.hard_bytes
+            limits[card.uuid] = None if hard is None else hard // MEBIBYTE
+        return limits
+
+
+class EmbeddedArena:
+    """Two nodes with two cards of 24 GiB each."""
+
+    watches = True
+
+    def __init__(self, loop: PluginLoop) -> None:
+        self._loop = loop
+        self._folder = tempfile.TemporaryDirectory(prefix="sa-")
+        self.cluster = Walled(Plan(few(2, "2xA30-24G")), Path(self._folder.name))
+        self._ready, self._over = asyncio.Event(), asyncio.Event()
+        self._life = loop.run(self._begin())
+        self.api = Connection(self.cluster.kubeconfig)
+        self.nodes: Sequence[str] = [spec.name for spec in self.cluster.plan.nodes]
+        self.here = self.nodes[0]
+        self._validators = list(self.cluster.api.registry.validators)
+
+    async def _begin(self) -> asyncio.Task[None]:
+        life, ready = asyncio.create_task(self._live()), asyncio.create_task(self._ready.wait())
+        await asyncio.wait({life, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if life.done():
+            life.result()
+        return life
+
+    async def _live(self) -> None:
+        async with self.cluster:
+            await self.cluster.ready()
+            self._ready.set()
+            await self._over.wait()
+
+    async def _end(self) -> None:
+        self._over.set()
+        await self._life
+
+    def stop(self) -> None:
+        """End it."""
+        self._loop.run(self._end())
+        self._folder.cleanup()
+
+    def container(self, name: str, *, stubborn: bool = False) -> Object:
+        return {"name": name, "image": "none"}  # the pod's annotation says whether it is stubborn
+
+    def policies(self, *, on: bool) -> None:
+        async def put() -> None:
+            self.cluster.api.registry.validators[:] = self._validators if on else []
+
+        self._loop.run(put())
+
+    def given(self) -> list[Given]:
+        return self._loop.run(self.cluster.given())
+
+    def crash(self, namespace: str, pod: str) -> None:
+        async def end() -> None:
+            for kubelet in self.cluster.nodes:
+                for uid, run in kubelet.host.runs.items():
+                    if run.name.startswith(f"{pod}_{namespace}("):
+                        kubelet.end_container(uid, "main", 1)
+                        return
+            raise AssertionError(f"{namespace}/{pod} does not run anywhere")
+
+        self._loop.run(end())
+
+    def restart_agents(self) -> None:
+        self._loop.run(self.cluster.end_agents())
+        wait_for(
+            lambda: len(self.cluster.ports) == len(self.nodes) and all(map(_ready, self.cluster.ports.values())), "up"
+        )
+
+    def inspect(self) -> Object:
+        asked = ["inspect", "-o", "json", "--kubeconfig", str(self.cluster.kubeconfig)]
+        result = CliRunner().invoke(main, asked)
+        assert result.exit_code == 0, result.output
+        return dict(json.loads(result.stdout))
+
+
+def _ready(port: int) -> bool:
+    """Whether an agent serves, and kubelet has asked it for everything."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    with contextlib.closing(connection), contextlib.suppress(OSError):
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    return False
