@@ -17,6 +17,7 @@ from shoal.model.pod import ANNOTATIONS_READ, LABELS_READ
 from tests.admission.guarded import (
     FAR,
     NODE,
+    RBAC,
     SYSTEM,
     Guarded,
     Object,
@@ -576,6 +577,18 @@ def test_a_namespace_can_be_let_see_cards(guarded: Guarded, room: str) -> None:
     guarded.must("PATCH", in_namespace(SPACE, room), label)
     pods = f"{in_namespace(PODS, room)}?dryRun=All"
     wait_for(lambda: guarded.ask("tenant", "POST", pods, pod("new", env=visible("all"))).status == 201, "let off")
+
+
+def test_components_of_another_stack_can_be_given_the_right(guarded: Guarded, room: str) -> None:
+    """And by a binding in the namespace they are not."""
+    change = ("PATCH", f"{in_namespace(PODS, room)}/placed", noted("ALIYUN_COM_GPU_MEM_ASSIGNED", "true"))
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": decisions.ROLE_DECISIONS}
+    subject = {"kind": "ServiceAccount", "name": "tenant", "namespace": room}
+    grant = {"metadata": {"name": room}, "roleRef": role, "subjects": [subject]}
+    guarded.must("POST", f"{RBAC}/namespaces/{room}/rolebindings", grant)
+    assert guarded.ask("tenant", *change).status == 403
+    guarded.must("POST", f"{RBAC}/clusterrolebindings", grant)
+    wait_for(lambda: guarded.ask("tenant", *change).status == 200, "given the right")
 
 
 def test_a_controller_is_no_way_around(guarded: Guarded, room: str) -> None:

@@ -82,8 +82,7 @@ class PolicyAdmission:
         found = self._bound(write)
         if not found:
             return
-        assert self._environment is not None
-        seen = self._environment.seen(self._data(write))
+        seen = self.load().seen(self._data(write))
         for one in found:
             if not one.selects(write, self._store):
                 continue
@@ -120,9 +119,13 @@ class PolicyAdmission:
             known = self._compiled[name] = (version, self._compile(obj))
         return known[1]
 
-    def _compile(self, obj: Object) -> Policy:
+    def load(self) -> Environment:
+        """The runtime. CelError tells what to install if it is not there."""
         self._environment = self._environment or Environment()
-        return Policy(obj, self._environment)
+        return self._environment
+
+    def _compile(self, obj: Object) -> Policy:
+        return Policy(obj, self.load())
 
     def _check(self, obj: Object) -> None:
         """422 for a policy that cannot be evaluated, as the real server has it."""

@@ -49,14 +49,20 @@ class EmbeddedApi:
         history: int = 10_000,
         admission: MemoryUnit | None = None,
     ) -> None:
-        """`admission` has the policies of Shoal in force, with memory in this unit; without it the server is bare."""
+        """`admission` has the policies of Shoal in force, with memory in this unit; without it the server is bare.
+
+        CelError if there is no runtime to evaluate them.
+        """
         self.directory = directory
         self.port = port
         self.token = secrets.token_urlsafe(32)
         self.registry = Registry(Store(history=history), Catalogue(), clock=clock)
         self.deletion = Deletion(self.registry)
         Definitions(self.registry, self.deletion)
-        self.registry.validators.append(PolicyAdmission(self.registry.store))
+        policies = PolicyAdmission(self.registry.store)
+        self.registry.validators.append(policies)
+        if admission is not None:
+            policies.load()
         for name in SYSTEM_NAMESPACES:
             self.registry.create(NAMESPACES, "", {"metadata": {"name": name}})
         self._pki = make_pki(directory, now=_now())
