@@ -20,7 +20,7 @@ from shoal.model.errors import CodecError, QuantityError, RequestError, shown
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.manifest import PodContainer, PodManifest, read_pod
 from shoal.model.pod import FULL_COMPUTE, gpus_of_manifest
-from shoal.model.request import NO_SHARE, ContainerRequest, Request, Share
+from shoal.model.request import NO_SHARE, ContainerRequest, Request, Share, mixes
 
 RESOURCES: Final = (gpushare.RESOURCE_MEMORY, keti.RESOURCE_MPS, nvidia.RESOURCE_GPU, nvidia.RESOURCE_GPU_SHARED)
 
@@ -204,7 +204,7 @@ def used(holdings: Iterable[Holding], resource: str | None = None) -> dict[str, 
 
 def fits(gpu: Gpu, taken: Share, more: Share) -> bool:
     """Whether a card that is taken so far has room for a share more."""
-    if taken.exclusive or (more.exclusive and taken != NO_SHARE):
+    if taken.exclusive or (more.exclusive and taken != NO_SHARE) or mixes(taken, more):
         return False
     total = taken + more
     if more.clients and total.clients > gpu.mps_clients:
