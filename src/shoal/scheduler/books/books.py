@@ -41,6 +41,7 @@ from shoal.placement.errors import BookingError, PolicyError
 from shoal.scheduler.books.bookings import (
     Origin,
     booking,
+    claims_for_nothing,
     decision_in,
     given_by_node,
     holding_of,
@@ -437,6 +438,8 @@ class Books:
         )
         if holding.problem:
             self._report(pod, REASON_POD, f"its cards are guessed: {holding.problem}")
+        elif claims_for_nothing(pod, request):
+            self._report(pod, REASON_POD, "its record claims cards, and it asks for none: that has no effect")
         left = self.engine.ledger.booking(uid)
         self.engine.confirm(holding.booking, request)
         if left is not None and left != holding.booking:
