@@ -24,6 +24,7 @@ from shoal.agent.limits import NO_LIMITS, Limits, on_node
 from shoal.agent.limits.on_node import NodeLimits
 from shoal.agent.node import runtimes
 from shoal.agent.node.cards import Cards, OpenDriver
+from shoal.agent.node.consents import Consents
 from shoal.agent.node.object import NodeObject
 from shoal.agent.node.paths import HostPaths
 from shoal.agent.node.pods import NodePods
@@ -97,6 +98,7 @@ class Agent:
             cards, self.node, recorder, config.health_rules(), now=time.time, changed=lambda: self._cards_changed()
         )
         self.pods = NodePods(client, NodeGpus(config.node_name), unit=config.memory_unit, changed=self._wake.set)
+        self._consents = Consents(client)
         self._checkpoint = Checkpoint(paths.checkpoint)
         self._specs = Specs(paths)
         self.serving: Serving | None = None
@@ -137,6 +139,8 @@ class Agent:
             pod_resources = await stack.enter_async_context(PodResources(self._paths.pod_resources))
             strategy = self._strategy()
             limits = self._build_limits(strategy)
+            if on_node.asks_consent(self.config, self.cards.driver.driver()):
+                await stack.enter_async_context(self._consents.reflector)
             grants = self._grants(pod_resources, strategy)
             self.serving = serving = self._serve(grants)
             marks = Marks(self._client, self.pods, grants.isolation)
@@ -161,6 +165,7 @@ class Agent:
             cdi=strategy.by_cdi,
             environment=self._environment,
             isolated=lambda: self.node.isolated,
+            opted_in=self._consents.given,
             changed=self._cards_changed,
         )
         self._limits = limits
