@@ -63,7 +63,8 @@ class CardBooks:
         self.compute += sign * share.compute
         self.clients += sign * share.clients
         self.exclusive += sign * share.exclusive
-        self.unsized += sign * share.unsized
+        if share.clients:
+            self.unsized += sign * share.unsized
         self.pods += sign
 
     @property
