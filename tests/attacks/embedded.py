@@ -185,7 +185,7 @@ class EmbeddedArena:
                     if run.name.startswith(f"{pod}_{namespace}("):
                         kubelet.end_container(uid, "main", 1)
                         return
-            raise AssertionError(f"{namespace}/{pod} does not run anywhere")
+            raise AssertionError(f"{namespace}/{pod} does not run anywhere: nothing can be ended")
 
         self._loop.run(end())
 
