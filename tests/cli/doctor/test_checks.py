@@ -125,7 +125,15 @@ def test_a_sound_cluster_has_nothing_wrong() -> None:
 MIB = {gpushare.RESOURCE_MEMORY: "32768"}
 NO_DEVICES = dict.fromkeys((gpushare.RESOURCE_MEMORY, "keti.com/mpsgpu", "nvidia.com/gpu"), "0")
 
+
 #: What is changed, the check that must say it, how grave it is, and words of it.
+def claimant(name: str, on: str) -> Pod:
+    """A pod that asks for no GPU and has a record of a card."""
+    record = {shoal.ANNOTATION_ALLOCATION: f'{{"version":1,"node":"{on}","containers":[]}}'}
+    manifest = {"metadata": {"name": name, "namespace": "default", "uid": name, "annotations": record}}
+    return msgspec.convert({**manifest, "spec": {"nodeName": on, "containers": [{"name": "main"}]}}, Pod)
+
+
 WRONG: tuple[tuple[str, dict[str, Any], str, Level, str], ...] = (
     ("old", {"version": "v1.18.2"}, "kubernetes", Level.FAILED, "v1.18.2 is older than 1.20"),
     ("odd version", {"version": "main"}, "kubernetes", Level.WARNING, "'main'"),
@@ -245,6 +253,11 @@ WRONG: tuple[tuple[str, dict[str, Any], str, Level, str], ...] = (
         "over-booked",
         {"pods": [placed("a", "n1", 12), placed("b", "n1", 12)]},
         *("pods", Level.FAILED, "GPU0 of n1 (24576 of 16384 MiB)"),
+    ),
+    (
+        "a record for nothing",
+        {"pods": [claimant("idle", "n1")]},
+        *("pods", Level.WARNING, "default/idle: a record of cards, and no request for any"),
     ),
     ("wrong index", {"pods": [placed("a", "n1", 3, 7)]}, "pods", Level.FAILED, "cannot be read: default/a"),
 )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from shoal.cli.doctor.checks.cluster import moment
 from shoal.cli.doctor.checks.nodes import unit_of
 from shoal.cli.doctor.facts import Facts
 from shoal.cli.doctor.finding import Finding, failed, ok, some, warning
+from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import manifest_of
+from shoal.model.allocation import CardShare
 from shoal.model.bound import allocation_of
+from shoal.model.contract import nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.gpu import NodeGpus
@@ -54,9 +57,17 @@ def books(facts: Facts) -> Iterator[Finding]:
             continue  # told with the cards
     held: dict[tuple[str, str], Share] = {}
     placed, without, broken = 0, [], []
+    told = {node.metadata.name: _held(node) for node in facts.nodes}
     for pod in facts.pods:
         inventory = inventories.get(pod.spec.node_name)
         if inventory is None or pod.status.phase in _FINISHED or not _asks(pod):
+            continue
+        given = told[inventory.name].get(pod.metadata.uid)
+        if given is not None:
+            placed += 1
+            for card in given:
+                key = inventory.name, card.uuid
+                held[key] = held.get(key, Share()) + card.share
             continue
         try:
             allocation = allocation_of(manifest_of(pod), node=inventory, unit=unit)
@@ -75,6 +86,13 @@ def books(facts: Facts) -> Iterator[Finding]:
             "pods",
             f"{some(without)}: on a node, and nobody wrote which card",
             "wire kube-scheduler to the extender (shoal config kube-scheduler), or let the agent choose",
+        )
+    claims = [_name(pod) for pod in facts.pods if _claims_for_nothing(pod)]
+    if claims:
+        yield warning(
+            "pods",
+            f"{some(claims)}: a record of cards, and no request for any; it has no effect",
+            "see who wrote it; deploy/admission keeps records from those who do not decide",
         )
     if broken:
         yield failed("pods", f"decisions that cannot be read: {some(broken)}", "delete these pods; they are made anew")
@@ -98,6 +116,21 @@ def _asks(pod: Pod) -> bool:
         return bool(request_of(manifest_of(pod), unit=MemoryUnit.GIB).containers)
     except RequestError:
         return False
+
+
+def _claims_for_nothing(pod: Pod) -> bool:
+    """Whether a pod that asks for no GPU of any kind has a record of cards."""
+    containers = (*pod.spec.init_containers, *pod.spec.containers)
+    replicas = any(nvidia.RESOURCE_GPU_SHARED in one.resources.limits for one in containers)
+    return shoal.ANNOTATION_ALLOCATION in pod.metadata.annotations and not replicas and not _asks(pod)
+
+
+def _held(node: Node) -> Mapping[str, tuple[CardShare, ...]]:
+    """What the node's agent says pods hold, by UID; nothing where it does not say."""
+    try:
+        return shoal.decode_held(node.metadata.annotations.get(shoal.ANNOTATION_HELD, "")).pods
+    except CodecError:
+        return {}
 
 
 def _name(pod: Pod) -> str:
