@@ -82,12 +82,14 @@ class Ways:
         if way == STANDALONE:
             return [ours]
         port = int(ours.argv[ours.argv.index("--port") + 1])
-        ours.wait_until(lambda: ready(port), "ready")
+        health = int(ours.argv[ours.argv.index("--health-port") + 1])
+        ours.wait_until(lambda: ready(health), "ready")
         asking: dict[str, Any] = yaml.safe_load(configuration(binaries.kube_version(), url=f"http://127.0.0.1:{port}"))
         return [self._rig.plane.start_scheduler({"extenders": asking["extenders"]}, until_healthy=False), ours]
 
     def _ours(self) -> Process:
-        flags = ["--host", "127.0.0.1", "--port", str(self._rig.run.reservations.port()), "--no-leader-elect"]
+        ports = [str(self._rig.run.reservations.port()) for _ in range(2)]
+        flags = ["--port", ports[0], "--health-host", "127.0.0.1", "--health-port", ports[1], "--no-leader-elect"]
         return self._process("shoal", [SHOAL, "scheduler", "--kubeconfig", self._rig.kubeconfig, *flags])
 
     def _process(self, name: str, command: Sequence[str | Path]) -> Process:

@@ -12,6 +12,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shoal.model.contract import decisions, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import RequestError
 from shoal.model.pod import request_of
@@ -183,13 +184,21 @@ def test_policy_and_model_agree(guarded: ApiServer, asks: list[Object], labels: 
 
 def test_policies_are_type_checked(control_plane: ControlPlane) -> None:
     """kube-controller-manager finds no fault with them, and would have found one."""
-    rendered = list(yaml.safe_load_all(control_plane.api.kubectl("kustomize", str(DEPLOY / "admission"))))
-    policies = [obj for obj in rendered if obj["kind"] == "ValidatingAdmissionPolicy"]
-    assert {policy["metadata"]["name"] for policy in policies} == {policy for _, _, policy in KINDS.values()}
-    for policy in policies:
-        assert warnings_about(control_plane.api, policy) == []
-        assert warnings_about(control_plane.api, with_variables_checked(policy)) == []
-    mistaken = copy.deepcopy(policies[0])
+    policies = {
+        obj["metadata"]["name"]: obj
+        for folder in ("admission", "agent")
+        for obj in yaml.safe_load_all(control_plane.api.kubectl("kustomize", str(DEPLOY / folder)))
+        if obj["kind"] == "ValidatingAdmissionPolicy"
+    }
+    assert policies.keys() == {
+        *(policy for _, _, policy in KINDS.values()),
+        *(*decisions.POLICIES_DECISIONS, *decisions.POLICIES_VISIBLE_DEVICES, decisions.POLICY_EXEMPTIONS),
+        *("shoal-agent-own-node", "shoal-agent-own-node-pods", "shoal-agent-own-node-events"),
+    }
+    for name, policy in policies.items():
+        assert warnings_about(control_plane.api, policy) == [], name
+        assert warnings_about(control_plane.api, with_variables_checked(policy)) == [], name
+    mistaken = copy.deepcopy(policies[shoal.POLICY_PODS])
     mistaken["spec"]["variables"][2]["expression"] += ".mistake"
     found = warnings_about(control_plane.api, with_variables_checked(mistaken))
     assert "undefined field 'mistake'" in found[0]["warning"]

@@ -88,6 +88,18 @@ def test_without_cdi_a_pod_without_an_allocation_gets_a_card(new_lab: NewLab):
     assert (lab.given("foreign"), lab.written("foreign")) == ([1], [1])
 
 
+def test_without_cdi_a_container_that_names_cards_does_not_start(new_lab: NewLab):
+    lab = new_lab("2xT4", deviceListStrategy="envvar")
+    for name, value in (("greedy", "all"), ("modest", "none")):
+        manifest = memory_pod(name, 2)
+        manifest["spec"]["containers"][0]["env"] = [{"name": nvidia.ENV_VISIBLE_DEVICES, "value": value}]
+        lab.bind(manifest)
+    words = "container 'main' sets NVIDIA_VISIBLE_DEVICES, and so would choose cards itself: remove it"
+    lab.pods.wait_event("greedy", lambda event: event["message"].startswith(words), "of its refusal")
+    lab.pods.wait_running("modest")
+    assert not is_ready(lab.pods.get("greedy"))
+
+
 def test_init_container_sidecar_and_two_apps_each_get_their_own(new_lab: NewLab):
     """All four ask for the same amount, so that kubelet lets them share devices; each is on another card."""
     lab = new_lab("4xT4")

@@ -1,6 +1,8 @@
 """Settings of the services: file, flags, and what is said of those that cannot be used."""
 
 import contextlib
+import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from hypothesis import strategies as st
 
 from shoal.agent.config import Config as AgentConfig
 from shoal.cli.main import main
-from shoal.cli.services.settings import SettingsError, load
+from shoal.cli.services.settings import OneLine, SettingsError, escaped, load
 from shoal.model.contract.gpushare import MemoryUnit
+from shoal.scheduler.config import SECRET, Tls
 from shoal.scheduler.config import Config as SchedulerConfig
 
 
@@ -31,6 +34,52 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     assert (config.policy, config.scheduler_names) == ("fragmentation", ("gpu-scheduler",))
 
 
+#: Every setting of the scheduler with a value that is not its default.
+EVERY = """
+schedulerNames: [one, two]
+clusterName: blue
+host: 10.0.0.1
+port: 1
+tls: {certificate: /c.pem, key: /k.pem, clientCa: /ca.pem}
+limits: {connections: 2, connectionsPerPeer: 3, bodyMib: 4, bodiesMib: 5, seconds: 6}
+openInspect: true
+healthHost: 10.0.0.2
+healthPort: 7
+memoryUnit: MiB
+policy: binpack
+policyNamespaces: [elsewhere]
+election: {enabled: false, namespace: there, name: lease}
+offerAllUpTo: 8
+binds: 9
+eventsPerSecond: 10.5
+"""
+
+
+def test_every_setting_of_the_scheduler_can_be_written(tmp_path: Path) -> None:
+    config, default = scheduler(tmp_path, EVERY), SchedulerConfig()
+    for name in SchedulerConfig.__struct_fields__:
+        given = getattr(config, name)
+        assert given != getattr(default, name), f"{name} is not in the file of this test"
+        assert isinstance(given, type(getattr(default, name))) or name == "tls"
+    for section, plain in ((config.limits, default.limits), (config.election, default.election)):
+        for name in section.__struct_fields__:
+            assert getattr(section, name) != getattr(plain, name), name
+    assert config.tls == Tls(certificate="/c.pem", key="/k.pem", client_ca="/ca.pem")
+    bounds = config.limits.bounds()
+    assert (bounds.connections, bounds.per_peer, bounds.body, bounds.bodies) == (2, 3, 4 << 20, 5 << 20)
+
+
+def test_tls_by_a_secret(tmp_path: Path) -> None:
+    config = scheduler(tmp_path, "tls: {secret: shoal-scheduler-tls}")
+    assert config.tls == Tls(secret=SECRET)
+
+
+def test_without_tls_only_loopback_is_served_unless_more_is_said(tmp_path: Path) -> None:
+    assert scheduler(tmp_path, "port: 1").extender_host == "127.0.0.1"
+    assert scheduler(tmp_path, "tls: {secret: s}").extender_host == "0.0.0.0"
+    assert scheduler(tmp_path, "host: 0.0.0.0").extender_host == "0.0.0.0"
+
+
 def test_without_a_file_the_flags_are_all() -> None:
     config = load(AgentConfig, None, {"node_name": "n1", "mps_clients": 4}, command="agent")
     assert (config.node_name, config.mps_clients) == ("n1", 4)
@@ -46,6 +95,11 @@ def test_without_a_file_the_flags_are_all() -> None:
         ("port: 70000", "port"),
         ("memoryUnit: KiB", "memoryUnit"),
         ("policy: best", "no policy 'best': choose one of"),
+        ("tls: {}", "give certificate and key, or secret"),
+        ("tls: {certificate: /c}", "give certificate and key, or secret"),
+        ("tls: {secret: s, key: /k}", "leave out one or the other"),
+        ("tls: {secret: S!}", "secret"),
+        ("limits: {bodyMib: 0}", "bodyMib"),
         ("#" * (1 << 20) + "\n", "is it the settings file?"),
     ],
 )
@@ -90,6 +144,19 @@ def test_no_file_does_worse_than_a_message(tmp_path_factory: pytest.TempPathFact
     for kind, command in ((AgentConfig, "agent"), (SchedulerConfig, "scheduler")):
         with contextlib.suppress(SettingsError):
             assert isinstance(load(kind, path, {}, command=command), kind)
+
+
+def test_what_is_logged_stays_on_its_line() -> None:
+    forged = "p\n2026-01-01 00:00:00,000 INFO root: all is well\r\x1b[2K\u2028\u202e"
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        record = logging.LogRecord("n", logging.ERROR, "f", 1, "pod %s", (forged,), sys.exc_info())
+    lines = OneLine("%(levelname)s %(message)s").format(record).splitlines()
+    assert lines[0] == ("ERROR pod p\\n2026-01-01 00:00:00,000 INFO root: all is well\\r\\x1b[2K\\u2028\\u202e")
+    assert len(lines) > 2
+    assert all(line.startswith("| ") for line in lines[1:])
+    assert escaped("träge/pod") == "träge/pod"
 
 
 def test_a_file_that_is_not_there_is_named() -> None:

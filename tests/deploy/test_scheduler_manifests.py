@@ -12,12 +12,12 @@ import yaml
 from shoal import __version__
 from shoal.cli.services.settings import load
 from shoal.model.contract import gpushare, keti, shoal
-from shoal.scheduler.config import Config
-from shoal.scheduler.kube_scheduler import Mode, configuration
+from shoal.scheduler.config import PORT_HEALTH, SECRET, Config
+from shoal.scheduler.kube_scheduler import MOUNTED, Mode, configuration
 from tests.testbed.apiserver import ApiServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-FOLDERS = ("scheduler", "scheduler-second")
+FOLDERS = ("scheduler", "scheduler-second", "scheduler-plain")
 ACCOUNT = "system:serviceaccount:kube-system:shoal-scheduler"
 
 
@@ -33,22 +33,48 @@ def one(folder: str, kind: str, name: str) -> dict[str, Any]:
 
 
 def test_the_settings_can_be_read(tmp_path: Path) -> None:
-    patched = yaml.safe_load((DEPLOY / "scheduler-second" / "kustomization.yaml").read_text())["patches"][0]["patch"]
-    for names, text in (
-        ((keti.SCHEDULER_NAME,), one("scheduler", "ConfigMap", "shoal-scheduler")["data"]["scheduler.yaml"]),
-        ((), yaml.safe_load(patched)["data"]["scheduler.yaml"]),
+    both = (keti.SCHEDULER_NAME,)
+    for names, secret, host, text in (
+        (both, SECRET, "0.0.0.0", one("scheduler", "ConfigMap", "shoal-scheduler")["data"]["scheduler.yaml"]),
+        ((), SECRET, "0.0.0.0", patched("scheduler-second")),
+        (both, None, "0.0.0.0", patched("scheduler-plain")),
     ):
         path = tmp_path / "scheduler.yaml"
         path.write_text(text)
         settings = load(Config, path, {}, command="scheduler")
         assert (settings.port, settings.scheduler_names) == (gpushare.PORT_MANIFEST, names)
         assert settings.election.enabled
+        assert (None if settings.tls is None else settings.tls.secret) == secret
+        assert (settings.extender_host, settings.open_inspect) == (host, False)
+
+
+def patched(folder: str) -> str:
+    """The settings as an overlay changes them."""
+    patch = yaml.safe_load((DEPLOY / folder / "kustomization.yaml").read_text())["patches"][0]["patch"]
+    text: str = yaml.safe_load(patch)["data"]["scheduler.yaml"]
+    return text
+
+
+def test_the_plain_port_warns_in_its_first_line() -> None:
+    first = (DEPLOY / "scheduler-plain" / "kustomization.yaml").read_text().splitlines()[0]
+    assert first.startswith("# WARNING: without TLS")
 
 
 def test_the_stock_schedulers_configurations_are_those_printed() -> None:
-    data = one("scheduler", "ConfigMap", "shoal-scheduler")["data"]
-    for mode in Mode:
-        assert data[f"kube-scheduler-{mode.value}.yaml"] == configuration("1.36", mode=mode)
+    data = one("scheduler-second", "ConfigMap", "gpu-scheduler")["data"]
+    assert data["kube-scheduler-second.yaml"] == configuration("1.36", mode=Mode.SECOND, tls=MOUNTED)
+    (container,) = one("scheduler-second", "Deployment", "gpu-scheduler")["spec"]["template"]["spec"]["containers"]
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "tls"]
+    assert MOUNTED.ca.startswith(mount["mountPath"] + "/")
+    assert container["command"][1] == "--config=/etc/shoal/kube-scheduler-second.yaml"
+
+
+def test_the_secret_comes_empty_and_is_the_only_one_that_may_be_touched() -> None:
+    secret = one("scheduler", "Secret", SECRET)
+    assert "data" not in secret
+    assert "stringData" not in secret
+    rules = [rule for rule in one("scheduler", "Role", "shoal-scheduler")["rules"] if rule["resources"] == ["secrets"]]
+    assert [(rule["resourceNames"], rule["verbs"]) for rule in rules] == [([SECRET], ["get", "update"])]
 
 
 def test_names_and_ports_are_those_of_the_contract() -> None:
@@ -60,9 +86,12 @@ def test_names_and_ports_are_those_of_the_contract() -> None:
     assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     (container,) = pod["spec"]["containers"]
     assert container["image"] == f"shoal:{__version__}"
-    assert container["ports"] == [{"name": port["targetPort"], "containerPort": gpushare.PORT_MANIFEST}]
-    assert container["livenessProbe"]["httpGet"]["path"] == shoal.PATH_HEALTH
-    assert container["readinessProbe"]["httpGet"]["path"] == shoal.PATH_READY
+    assert container["ports"] == [
+        {"name": port["targetPort"], "containerPort": gpushare.PORT_MANIFEST},
+        {"name": "health", "containerPort": PORT_HEALTH},
+    ]
+    assert container["livenessProbe"]["httpGet"] == {"path": shoal.PATH_HEALTH, "port": "health"}
+    assert container["readinessProbe"]["httpGet"] == {"path": shoal.PATH_READY, "port": "health"}
     role = one("scheduler", "ClusterRole", "shoal-scheduler")
     (policies,) = [rule for rule in role["rules"] if rule["resources"] == ["configmaps"]]
     assert policies["resourceNames"] == list(keti.POLICY_CONFIGMAPS)
@@ -71,7 +100,7 @@ def test_names_and_ports_are_those_of_the_contract() -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_containers_have_no_more_than_they_need(folder: str) -> None:
     deployments = [document for document in documents(folder) if document["kind"] == "Deployment"]
-    assert deployments
+    assert deployments or folder == "scheduler-plain", "which changes no more than the settings"
     for deployment in deployments:
         spec = deployment["spec"]["template"]["spec"]
         assert spec["securityContext"]["runAsNonRoot"]
@@ -115,7 +144,7 @@ def test_the_service_takes_the_place_of_gpushares(new_apiserver: Callable[[], Ap
     assert selector <= ours.items(), "it leads to nobody"
     assert not selector <= theirs.items(), "it leads to gpushare's pods too"
     (led,) = found["spec"]["ports"]
-    assert (led["targetPort"], led["nodePort"]) == ("http", gpushare.PORT_NODE)
+    assert (led["targetPort"], led["nodePort"]) == ("extender", gpushare.PORT_NODE)
 
 
 @pytest.mark.parametrize(("folder", "name"), [("scheduler", "shoal-scheduler"), ("scheduler-second", "gpu-scheduler")])
@@ -149,10 +178,16 @@ NEEDED = (
     ("list", "configmaps/gpu-scheduler-policy", ""),
     ("create", "leases.coordination.k8s.io", "kube-system"),
     ("update", "leases.coordination.k8s.io/shoal-scheduler", "kube-system"),
+    ("get", f"secrets/{SECRET}", "kube-system"),
+    ("update", f"secrets/{SECRET}", "kube-system"),
 )
 #: And of what it has no business with.
 REFUSED = (
     ("get", "secrets", "kube-system"),
+    ("list", "secrets", "kube-system"),
+    ("create", "secrets", "kube-system"),
+    ("delete", f"secrets/{SECRET}", "kube-system"),
+    ("get", f"secrets/{SECRET}", "default"),
     ("list", "configmaps", ""),
     ("patch", "nodes", ""),
     ("create", "pods", "anywhere"),

@@ -40,7 +40,7 @@ def test_decode_one_card() -> None:
 
 def test_decode_memory_of_each_card() -> None:
     decision = decode({"UUID": "GPU-c,GPU-a", "GPUrequest": "2Gi", "GPUlimits": "3Gi"}, train=2)
-    assert decision == Allocation("n1", (container("train", "ca", Share(2048, clients=1), 3072),))
+    assert decision == Allocation("n1", (container("train", "ca", Share(3072, clients=1), 3072),))
 
 
 def test_every_container_has_the_first_cards() -> None:
@@ -95,9 +95,8 @@ def test_reads_back(order: list[str], count: int, request: int | None, spare: in
     if request is not None:
         annotations["GPUrequest"] = f"{request}Mi"
     if spare is not None and booked + spare:
-        limit = booked + spare
+        booked = limit = booked + spare
         annotations["GPUlimits"] = f"{limit}Mi"
-        booked = booked or limit
     made = Allocation("n1", (container("main", "".join(order[:count]), Share(booked, clients=1), limit),))
     assert decode({**annotations, **keti.encode(made)}, main=count) == made
 
@@ -122,7 +121,7 @@ def test_raises_nothing_but_codec_error(annotations: dict[str, Any]) -> None:
         ({}, MemoryPerCard(0, None)),
         ({"GPUrequest": "2Gi"}, MemoryPerCard(2048, None)),
         ({"GPUlimits": "2Gi"}, MemoryPerCard(2048, 2048)),
-        ({"GPUrequest": "1500000000", "GPUlimits": " 2G "}, MemoryPerCard(1431, 1908)),
+        ({"GPUrequest": "1500000000", "GPUlimits": " 2G "}, MemoryPerCard(1908, 1908)),
         ({"GPUrequest": "", "GPUlimits": "0"}, MemoryPerCard(0, None)),
     ],
 )

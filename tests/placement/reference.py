@@ -32,11 +32,13 @@ class Card:
     usable: bool = True
     pods: int = 0
     used: Share = NO_SHARE
+    #: Pods on it that say no sizes.
+    sizeless: int = 0
 
     @cached_property
     def free(self) -> int:
         """The free share in hundredths."""
-        if not self.usable or self.used.exclusive:
+        if not self.usable or self.used.exclusive or 0 < self.sizeless < self.pods:
             return 0
         if not self.pods:
             return 100
@@ -97,7 +99,9 @@ def pod_of(request: Request) -> Pod:
     containers = tuple(Need(container.gpus, container.share) for container in request.containers)
     whole = sum(need.gpus for need in containers if need.share.exclusive)
     needs = [Need(whole, Share(exclusive=True))] if whole else []
-    needs += stacked([need for need in containers if not need.share.exclusive])
+    shared = [need for need in containers if not need.share.exclusive]
+    needs += stacked([need for need in shared if not sizeless(need.share)])
+    needs += stacked([need for need in shared if sizeless(need.share)])
     shares = [container for container in request.containers if not container.share.exclusive]
     several = sum(one.gpus for one in shares) > 1 or any(one.kind is not ContainerKind.APP for one in shares)
     return Pod(request.cpu_milli, request.memory_mib, containers, request.selector.models, whole, tuple(needs), several)
@@ -118,6 +122,10 @@ def stacked(containers: Sequence[Need]) -> list[Need]:
 # One card
 
 
+def sizeless(share: Share) -> bool:
+    return share.clients > 0 and share.memory_mib == share.compute == 0 and not share.exclusive
+
+
 def accepts(pod: Pod, card: Card) -> bool:
     return not pod.models or card.model in pod.models
 
@@ -127,6 +135,8 @@ def holds(card: Card, share: Share) -> bool:
         return False
     if share.exclusive:
         return not card.pods
+    if card.pods and card.sizeless != (card.pods if sizeless(share) else 0):
+        return False
     return (
         card.used.memory_mib + share.memory_mib <= card.memory
         and card.used.compute + share.compute <= 100
@@ -190,9 +200,13 @@ def fits_apart(node: Node, pod: Pod) -> bool:
     choices = [list(combinations(candidates(node, pod, need.share), need.gpus)) for need in shared]
     for deal in product(*choices):
         total: dict[int, Share] = {}
+        like: dict[int, set[bool]] = {}
         for need, places in zip(shared, deal, strict=True):
             for place in places:
                 total[place] = total.get(place, Share()) + need.share
+                like.setdefault(place, set()).add(sizeless(need.share))
+        if any(len(kinds) > 1 for kinds in like.values()):
+            continue
         whole = candidates(node, pod, Share(exclusive=True), taken=total)
         if len(whole) >= pod.whole and all(holds(node.cards[place], share) for place, share in total.items()):
             return True

@@ -74,7 +74,7 @@ def test_an_over_booked_card_is_reported_with_its_pods() -> None:
     "pods",
     [
         [Share(compute=60), Share(compute=60)],
-        [Share(clients=6), Share(clients=6)],
+        [Share(1, clients=6), Share(1, clients=6)],
         [Share(10 * GIB), Share(10 * GIB)],
         [WHOLE, Share(1)],
         [WHOLE, WHOLE],

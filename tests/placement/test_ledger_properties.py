@@ -7,13 +7,14 @@ follow from them, and an engine that lived through all steps must decide as one 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
-from shoal.model.bound import allocation_of
+from shoal.model.bound import on_cards
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.contract.shoal import ANNOTATION_ALLOCATION, decode_allocation, encode_allocation
 from shoal.model.gpu import Gpu, NodeGpus
@@ -176,8 +177,8 @@ def pod_of(booking: Booking) -> dict[str, object]:
 
 
 def booking_of(pod: str, manifest: dict[str, object], node: NodeGpus) -> Booking:
-    allocation = allocation_of(manifest, node=node, unit=MemoryUnit.GIB)
-    assert allocation is not None
+    metadata: Any = manifest["metadata"]
+    allocation = on_cards(decode_allocation(metadata["annotations"][ANNOTATION_ALLOCATION]), node)
     asked = request_of(manifest, unit=MemoryUnit.GIB)
     return Booking(pod, allocation, asked.cpu_milli, asked.memory_mib)
 

@@ -36,6 +36,7 @@ from tests.placement.reference import (
     fits_beside,
     holds,
     pod_of,
+    sizeless,
     whole_cards,
 )
 from tests.placement.reference_baselines import BestFit, DotProduct, Fgd, GpuClustering, GpuPacking, typical_pods
@@ -188,6 +189,7 @@ class World:
                     gpu.healthy,
                     len(shares),
                     used,
+                    sum(sizeless(share) for share in shares),
                 )
             )
         kinds = frozenset(sum(share.exclusive for share in held.values()) for _, held in here if held)
@@ -221,9 +223,16 @@ def check_cards(reference: Reference, node: Node, pod: Pod, stack: list[int], al
     """The cards taken for shares, after a look at all cards taken."""
     dealt = [[card.index for card in container.cards] for container in allocation.containers]
     assert [len(cards) for cards in dealt] == [need.gpus for need in pod.containers]
-    shared = [cards for cards, need in zip(dealt, pod.containers, strict=True) if not need.share.exclusive]
-    taken = max(shared, key=len, default=[])
-    assert all(cards == taken[: len(cards)] for cards in shared), "the containers do not share their cards"
+    taken: list[int] = []
+    for group in (False, True):
+        shared = [
+            cards
+            for cards, need in zip(dealt, pod.containers, strict=True)
+            if not need.share.exclusive and sizeless(need.share) is group
+        ]
+        together = max(shared, key=len, default=[])
+        assert all(cards == together[: len(cards)] for cards in shared), "the containers do not share their cards"
+        taken += together
     reference.check_stack(node, pod, taken, stack)
     whole = [
         index for cards, need in zip(dealt, pod.containers, strict=True) if need.share.exclusive for index in cards

@@ -40,12 +40,12 @@ class Replica:
     async def run(self, kubeconfig: Path) -> None:
         """Run it, and again when it has ended."""
         access = load_access(environ={}, home=Path("/"), kubeconfig=kubeconfig)
-        config = Config(host="127.0.0.1", port=0, scheduler_names=())
+        config = Config(port=0, health_host="127.0.0.1", health_port=0, scheduler_names=())
         while True:
             await app.run(config, access, identity=self._name, serving=self._on_serving)
 
-    def _on_serving(self, port: int) -> None:
-        self._port = port
+    def _on_serving(self, ports: app.Ports) -> None:
+        self._port = ports.health
 
     async def probe(self) -> None:
         """Ask it, and tell the API server."""
@@ -53,7 +53,7 @@ class Replica:
             answer = b""
             with contextlib.suppress(OSError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-                writer.write(b"GET /readyz HTTP/1.1\r\nConnection: close\r\n\r\n")
+                writer.write(b"GET /readyz HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
                 answer = await reader.read()
                 writer.close()
             self.ready = b" 200 " in answer

@@ -100,7 +100,7 @@ def test_claims_beyond_the_request_take_no_room(on_node: OnNode) -> None:
         on_node.told.see(pod)
     assert on_node.told.held()["uid-p0"][1] == {}
     assert list(on_node.card("uid-p1").values()) == [Share(1024)]
-    assert [reason for _, reason, _ in on_node.told.reports] == [REASON_POD]
+    assert [(name, reason) for name, reason, _ in on_node.told.reports] == [("p0", REASON_POD), ("p1", REASON_POD)]
     assert on_node.fits(15)
 
 

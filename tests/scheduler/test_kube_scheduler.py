@@ -9,8 +9,10 @@ from click.testing import CliRunner
 
 from shoal.cli.main import main
 from shoal.scheduler.kube_scheduler import (
+    MOUNTED,
     ConfigurationError,
     Form,
+    InlineTls,
     Mode,
     Tls,
     configuration,
@@ -57,17 +59,24 @@ def test_the_default_scheduler_is_wired_through_the_node_port() -> None:
     assert document["kind"] == "KubeSchedulerConfiguration"
     assert document["clientConnection"] == {"kubeconfig": "/etc/kubernetes/scheduler.conf"}
     assert "profiles" not in document
-    assert extender_of(configuration("1.36")) == {
-        "urlPrefix": "http://127.0.0.1:32766/gpushare-scheduler",
+    inline = InlineTls(b"ca", b"certificate", b"key")
+    assert extender_of(configuration("1.36", tls=inline)) == {
+        "urlPrefix": "https://127.0.0.1:32766/gpushare-scheduler",
         "filterVerb": "filter",
         "prioritizeVerb": "prioritize",
         "weight": 10,
         "preemptVerb": "preempt",
         "bindVerb": "bind",
-        "enableHTTPS": False,
+        "enableHTTPS": True,
         "nodeCacheCapable": True,
         "ignorable": False,
         "httpTimeout": "5s",
+        "tlsConfig": {
+            "serverName": "gpushare-schd-extender.kube-system.svc",
+            "caData": "Y2E=",
+            "certData": "Y2VydGlmaWNhdGU=",
+            "keyData": "a2V5",
+        },
         "managedResources": [
             {"name": "aliyun.com/gpu-mem", "ignoredByScheduler": False},
             {"name": "aliyun.com/gpu-core.percentage", "ignoredByScheduler": True},
@@ -86,6 +95,9 @@ def test_a_second_scheduler_has_a_name_and_a_lease_of_its_own() -> None:
         assert "clientConnection" not in document, "it runs in a pod"
         assert document["percentageOfNodesToScore"] == 100
         assert document["extenders"][0]["urlPrefix"].startswith("http://gpushare-schd-extender.kube-system:12345/")
+        with_tls = extender_of(configuration(version, mode=Mode.SECOND, tls=MOUNTED))
+        assert with_tls["urlPrefix"].startswith("https://gpushare-schd-extender.kube-system:12345/")
+        assert with_tls["tlsConfig"]["keyFile"] == "/etc/shoal-tls/client.key"
 
 
 def test_the_policy_of_old_releases_has_its_own_spelling() -> None:
@@ -111,7 +123,7 @@ def test_addresses_are_completed_and_checked() -> None:
         with pytest.raises(ConfigurationError, match="cannot be used"):
             configuration("1.36", url=url)
     with pytest.raises(ConfigurationError, match="not https"):
-        configuration("1.36", tls=Tls("/ca.pem"))
+        configuration("1.36", url="http://x", tls=Tls("/ca.pem"))
 
 
 def test_the_static_pod_edit_is_explained_in_comments() -> None:
@@ -124,8 +136,8 @@ def test_the_static_pod_edit_is_explained_in_comments() -> None:
 
 def test_the_command_prints_what_the_function_gives() -> None:
     done = CliRunner().invoke(main, ["config", "kube-scheduler", "--for", "1.36", "--mode", "second"])
-    assert (done.exit_code, done.stdout) == (0, configuration("1.36", mode=Mode.SECOND))
-    done = CliRunner().invoke(main, ["config", "kube-scheduler", "--for", "1.21"])
+    assert (done.exit_code, done.stdout) == (0, configuration("1.36", mode=Mode.SECOND, tls=MOUNTED))
+    done = CliRunner().invoke(main, ["config", "kube-scheduler", "--for", "1.21", "--plain"])
     assert done.exit_code == 0
     assert done.stdout == configuration("1.21"), "JSON alone, ready for a file"
     assert "control-plane node" in done.stderr
@@ -140,9 +152,11 @@ def test_the_command_prints_what_the_function_gives() -> None:
     "options",
     [
         ["--for", "nineteen"],
-        ["--for", "1.36", "--url", "nowhere"],
+        ["--for", "1.36", "--plain", "--url", "nowhere"],
         ["--for", "1.36", "--key", "/k"],
         ["--for", "1.36", "--weight", "0"],
+        ["--for", "1.36", "--plain", "--ca", "/ca"],
+        ["--for", "1.36", "--ca", "/ca", "--rotate-client"],
         [],
     ],
 )

@@ -50,6 +50,8 @@ def room(shares: Sequence[Share]) -> bool:
     """Whether all of these can be on one card."""
     if any(share.exclusive for share in shares):
         return len(shares) == 1
+    if len({share.memory_mib == share.compute == 0 for share in shares}) > 1:
+        return False  # clients without sizes share cards with their like
     return (
         sum(share.memory_mib for share in shares) <= CARD
         and sum(share.compute for share in shares) <= 100

@@ -136,6 +136,8 @@ async def until_true(condition: Callable[[], Awaitable[bool]], what: str) -> Non
     [
         ("GET", "/api/v1/namespaces/kube-system/secrets", None),
         ("GET", "/api/v1/namespaces/work/secrets/any", None),
+        ("POST", "/api/v1/namespaces/kube-system/secrets", {"metadata": {"name": "x"}}),
+        ("DELETE", "/api/v1/namespaces/kube-system/secrets/shoal-scheduler-tls", None),
         ("GET", "/api/v1/namespaces/work/configmaps", None),
         ("POST", PODS, {"metadata": {"name": "x"}, "spec": {"containers": [{"name": "x", "image": "x"}]}}),
         ("PATCH", f"{PODS}/p1", {"metadata": {"labels": {"x": "y"}}}),

@@ -11,7 +11,7 @@ from shoal.scheduler.queue.wake import Wake
 
 
 def pod(uid: str, **facts: Any) -> Waiting:
-    return Waiting(uid, "team", f"pod-{uid}", **facts)
+    return Waiting(uid, facts.pop("namespace", "team"), f"pod-{uid}", **facts)
 
 
 def queue_of(*pods: Waiting, now: float = 0.0) -> Queue:
@@ -39,13 +39,41 @@ def parked(*pods: Waiting, reasons: Wake = Wake.CARDS_FREED, now: float = 0.0) -
 
 def test_priority_then_ketis_priority_then_first_come() -> None:
     queue = queue_of(
-        pod("late", priority=(0, 50)),
-        pod("high", priority=(1000, 10)),
-        pod("later", priority=(0, 50)),
-        pod("keti-high", priority=(0, 100)),
-        pod("higher", priority=(1000, 50)),
+        pod("late", urgency=50),
+        pod("high", priority=1000, urgency=10),
+        pod("later", urgency=50),
+        pod("keti-high", urgency=100),
+        pod("higher", priority=1000, urgency=50),
     )
     assert popped(queue, 0.0) == ["higher", "high", "keti-high", "late", "later"]
+
+
+def test_urgency_moves_a_pod_among_its_neighbours_alone() -> None:
+    queue = queue_of(
+        pod("a1", namespace="a"),
+        pod("b1", namespace="b"),
+        pod("a2", namespace="a", urgency=100),
+        pod("b2", namespace="b", urgency=-100),
+        pod("a3", namespace="a", urgency=100),
+        pod("a4", namespace="a", priority=1),
+    )
+    assert popped(queue, 0.0) == ["a4", "a2", "b1", "a3", "b2", "a1"]
+
+
+def test_a_place_that_was_given_up_stays_given_up() -> None:
+    """The urgent pod has the other's place for good: it does not have its own as well."""
+    queue = queue_of(pod("a1", namespace="a"), pod("b1", namespace="b"), pod("a2", namespace="a", urgency=100))
+    for uid in popped(queue, 0.0):
+        queue.park(uid, Wake.CARDS_FREED, 0.0)
+    queue.remove("a2")
+    queue.wake(Wake.CARDS_FREED, 5.0)
+    assert popped(queue, 5.0) == ["b1", "a1"]
+
+
+def test_a_place_goes_with_the_pod_that_holds_it() -> None:
+    queue = queue_of(pod("a1", namespace="a"), pod("b1", namespace="b"), pod("a2", namespace="a", urgency=100))
+    queue.remove("a1")
+    assert popped(queue, 0.0) == ["b1", "a2"]
 
 
 def test_what_is_told_of_a_pod() -> None:
@@ -268,7 +296,7 @@ def test_one_that_led_and_was_parked_leads_no_more() -> None:
 
 
 def test_a_higher_priority_is_another_class() -> None:
-    queue = parked(pod("low", template="t"), pod("high", template="t", priority=(5,)))
+    queue = parked(pod("low", template="t"), pod("high", template="t", priority=5))
     queue.wake(Wake.CARDS_FREED, 100.0)
     assert popped(queue, 100.0) == ["high", "low"]
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shoal.scheduler.queue.queue import Place, Queue, Waiting
+from shoal.scheduler.queue.standing import Standing
 from shoal.scheduler.queue.wake import Wake
 
 UIDS = [f"p{number}" for number in range(6)]
@@ -23,7 +24,9 @@ FACES = (Wake.CARDS_FREED, Wake.GANG)
 uids = st.sampled_from(UIDS)
 events = st.sets(st.sampled_from(FACES)).map(lambda faces: Wake(sum(face.value for face in faces)))
 some_events = st.sets(st.sampled_from(FACES), min_size=1).map(lambda faces: Wake(sum(face.value for face in faces)))
+#: Priority and urgency.
 priorities = st.sampled_from([(0, 50), (0, 50), (0, 50), (0, 100), (7, 10)])
+namespaces = st.sampled_from(["ns", "ns", "other"])
 picks = st.integers(0, 5)
 steps = st.sampled_from([0.0, 0.25, 1.0, 2.0, 7.5, 15.0, 301.0])
 
@@ -34,6 +37,8 @@ class Known:
 
     pod: Waiting
     arrival: int
+    #: Whose turn it has; those of a namespace exchange them.
+    ticket: int
     place: Place
     attempts: int = 0
     ready_at: float = 0.0
@@ -47,8 +52,12 @@ class Known:
         return self.pod.template is None and self.pod.gang is None
 
     @property
-    def rank(self) -> tuple[tuple[int, ...], int]:
-        return tuple(-level for level in self.pod.priority), self.arrival
+    def turn(self) -> tuple[int, int]:
+        return -self.pod.priority, self.ticket
+
+    @property
+    def rank_at_home(self) -> tuple[int, int]:
+        return -self.pod.urgency, self.arrival
 
 
 QUEUED = (Place.ACTIVE, Place.BACKOFF)
@@ -71,26 +80,38 @@ class QueueMachine(RuleBasedStateMachine):
     def time_passes(self, step: float) -> None:
         self.now += step
 
-    @initialize(pods=st.lists(st.tuples(uids, priorities, st.sampled_from([None, "t1"])), min_size=3, max_size=8))
-    def start(self, pods: list[tuple[str, tuple[int, ...], str | None]]) -> None:
-        for uid, priority, template in pods:
-            self.add(uid, priority, template, None, gated=False)
+    @initialize(
+        pods=st.lists(st.tuples(uids, namespaces, priorities, st.sampled_from([None, "t1"])), min_size=3, max_size=8)
+    )
+    def start(self, pods: list[tuple[str, str, tuple[int, int], str | None]]) -> None:
+        for uid, namespace, priority, template in pods:
+            self.add(uid, namespace, priority, template, None, gated=False)
 
     @rule(
         uid=uids,
+        namespace=namespaces,
         priority=priorities,
         template=st.sampled_from([None, "t1", "t1", "t2"]),
         gang=st.sampled_from([None, None, None, "g"]),
         gated=st.sampled_from([False, False, False, True]),
     )
-    def add(self, uid: str, priority: tuple[int, ...], template: str | None, gang: str | None, gated: bool) -> None:
-        pod = Waiting(uid, "ns", uid, priority, template, gang, gated)
+    def add(
+        self,
+        uid: str,
+        namespace: str,
+        priority: tuple[int, int],
+        template: str | None,
+        gang: str | None,
+        gated: bool,
+    ) -> None:
+        group = None if gang is None else (namespace, gang)
+        pod = Waiting(uid, namespace, uid, *priority, template=template, gang=group, gated=gated)
         self.queue.add(pod, self.now)
         known = self.known.get(uid)
         if known is None:
             self.arrivals += 1
             place = Place.GATED if gated else Place.ACTIVE
-            self.known[uid] = Known(pod, self.arrivals, place)
+            self.known[uid] = Known(pod, self.arrivals, self.arrivals, place)
         elif known.pod != pod:
             known.pod = pod
             if known.place is Place.IN_FLIGHT:
@@ -112,10 +133,13 @@ class QueueMachine(RuleBasedStateMachine):
     def check_popped(self, popped: Waiting | None) -> None:
         self.swept()
         due = [known for known in self.known.values() if known.place in QUEUED and known.ready_at <= self.now]
-        best = min(due, key=lambda known: known.rank, default=None)
-        if best is None:
+        holder = min(due, key=lambda known: known.turn, default=None)
+        if holder is None:
             assert popped is None
             return
+        group = [known for known in due if known.pod.standing.group == holder.pod.standing.group]
+        best = min(group, key=lambda known: known.rank_at_home)
+        best.ticket, holder.ticket = holder.ticket, best.ticket
         assert popped == best.pod
         best.attempts += 1
         assert popped.attempts == best.attempts
@@ -308,6 +332,54 @@ class QueueMachine(RuleBasedStateMachine):
 
 QueueMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
 TestQueue = QueueMachine.TestCase
+
+
+@given(
+    st.lists(
+        st.none() | st.tuples(st.sampled_from("abc"), st.integers(0, 1), st.sampled_from([10, 50, 100])), max_size=60
+    )
+)
+def test_no_word_on_a_pod_moves_a_pod_of_another_namespace(steps: list[tuple[str, int, int] | None]) -> None:
+    """Pods come and are tried (None) in any order: whose turn it is is what it were had nobody said a word."""
+    told, silent = Queue(), Queue()
+    for number, step in enumerate([*steps, *[None] * len(steps)]):
+        if step is not None:
+            namespace, priority, urgency = step
+            pod = Waiting(str(number), namespace, str(number), priority, urgency)
+            told.add(pod, 0.0)
+            silent.add(replace(pod, urgency=0), 0.0)
+            continue
+        one, other = told.pop(0.0), silent.pop(0.0)
+        assert (one and one.standing.group) == (other and other.standing.group)
+        if one is not None and other is not None:
+            told.remove(one.uid)
+            silent.remove(other.uid)
+    assert not len(told)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1), st.sampled_from([10, 50, 100])), min_size=1))
+def test_at_home_the_most_urgent_goes_first_then_who_came_first(pods: list[tuple[str, int, int]]) -> None:
+    queue = Queue()
+    for number, (namespace, priority, urgency) in enumerate(pods):
+        queue.add(Waiting(str(number), namespace, str(number), priority, urgency), 0.0)
+    tried = []
+    while (popped := queue.pop(0.0)) is not None:
+        tried.append(popped)
+    for group in {pod.standing.group for pod in tried}:
+        at_home = [(-pod.urgency, int(pod.uid)) for pod in tried if pod.standing.group == group]
+        assert at_home == sorted(at_home)
+
+
+standings = st.builds(Standing, st.sampled_from("ab"), st.integers(0, 2), st.integers(0, 2))
+
+
+@given(standings, standings, standings)
+def test_standing_back_never_goes_in_a_circle(one: Standing, two: Standing, three: Standing) -> None:
+    assert not (one.is_above(two) and two.is_above(one))
+    if one.is_above(two) and two.is_above(three):
+        assert one.is_above(three)
+    if one.namespace != two.namespace:
+        assert one.is_above(two) == (one.priority > two.priority)
 
 
 def test_the_same_pod_with_another_count_of_tries_is_the_same() -> None:

@@ -21,11 +21,15 @@ PATIENCE = 60.0
 
 
 class EmbeddedServer:
-    """One `python -m shoal.embedded.app`, with its workload controllers or without. Starts at once."""
+    """One `python -m shoal.embedded.app`, with its workload controllers or without. Starts at once.
 
-    def __init__(self, directory: Path, *, controllers: bool = False) -> None:
+    `admission` is the unit of memory of Shoal's policies; without it none is in force.
+    """
+
+    def __init__(self, directory: Path, *, controllers: bool = False, admission: str = "") -> None:
         # The pods of a deleted node go soon: nobody wants to wait for it in every run.
         options = ["--node-away=1"] if controllers else ["--no-controllers"]
+        options += [f"--admission={admission}"] if admission else []
         self._directory = directory
         self._log = (directory / "log").open("wb")
         self._process = subprocess.Popen(

@@ -154,6 +154,17 @@ def test_apply_a_deployment(kubectl: Kubectl) -> None:
     assert kubectl("set", "image", "deploy/web", "main=busybox:3") == "deployment.apps/web image updated\n"
 
 
+def test_apply_a_list(kubectl: Kubectl) -> None:
+    objects = [yaml.safe_load(text) for text in (MAP, DEPLOYMENT)]
+    listed = {"apiVersion": "v1", "kind": "List", "items": objects}
+    made = "configmap/map created\ndeployment.apps/web created\n"
+    assert kubectl("apply", "-f", "-", text=json.dumps(listed)) == made
+    assert kubectl("apply", "-f", "-", text=yaml.safe_dump(listed)) == made.replace("created", "unchanged")
+    objects[0]["dat"] = objects[0].pop("data")
+    assert 'unknown field "dat"' in kubectl("apply", "-f", "-", text=json.dumps(listed), check=False)
+    assert kubectl("delete", "-f", "-", text=json.dumps(listed)).count("deleted") == 2
+
+
 def test_server_side_apply(kubectl: Kubectl) -> None:
     assert kubectl("apply", "--server-side", "-f", "-", text=MAP) == "configmap/map serverside-applied\n"
     other = MAP.replace("a: '1', b: '2'", "a: '9'")

@@ -167,6 +167,10 @@ class FakeKubelet:
 
     async def _remove(self, pod: Pod) -> None:
         meta = pod.metadata
+        if pod.status.phase == "Running":  # a kubelet tells that all containers have ended before the pod goes
+            ended = {"containerStatuses": status_of(pod, "Succeeded")["containerStatuses"]}
+            patch = {"metadata": {"uid": meta.uid}, "status": ended}
+            await self._client.patch(PODS, meta.name, patch, namespace=meta.namespace, subresource="status")
         await self._client.delete(PODS, meta.name, namespace=meta.namespace, uid=meta.uid, grace_seconds=0)
 
 

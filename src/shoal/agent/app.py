@@ -26,6 +26,7 @@ from shoal.agent.limits.on_node import NodeLimits
 from shoal.agent.node import runtimes
 from shoal.agent.node.cards import Cards, OpenDriver
 from shoal.agent.node.cgroups import PodCgroups
+from shoal.agent.node.consents import Consents
 from shoal.agent.node.given import GivenFiles
 from shoal.agent.node.object import NodeObject
 from shoal.agent.node.paths import HostPaths
@@ -107,6 +108,7 @@ class Agent:
             runs=PodCgroups(paths.pod_cgroups).runs,
             changed=self._wake.set,
         )
+        self._consents = Consents(client)
         self._checkpoint = Checkpoint(paths.checkpoint)
         self._specs = Specs(paths)
         self.serving: Serving | None = None
@@ -147,6 +149,8 @@ class Agent:
             pod_resources = await stack.enter_async_context(PodResources(self._paths.pod_resources))
             strategy = self._strategy()
             limits = self._build_limits(strategy)
+            if on_node.asks_consent(self.config, self.cards.driver.driver()):
+                await stack.enter_async_context(self._consents.reflector)
             grants = self._grants(pod_resources, strategy)
             self.serving = serving = self._serve(grants)
             marks = Marks(self._client, self.pods, self._recorder, grants.isolation, grants.record)
@@ -172,6 +176,7 @@ class Agent:
             cdi=strategy.by_cdi,
             environment=self._environment,
             isolated=lambda: self.node.isolated,
+            opted_in=self._consents.given,
             changed=self._cards_changed,
         )
         self._limits = limits

@@ -71,6 +71,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     mps_log_directory: str = "/var/log/nvidia-mps"
     #: The host's folder that the MPS daemon and its clients both have as /dev/shm.
     mps_shared_memory: str = ""
+    #: Let pods of all namespaces be clients of an MPS daemon with protocol 2, which cannot keep them apart.
+    mps_for_all: bool = False
     #: Nobody but the MPS server may compute on cards whose shares MPS limits, those who take a card whole included.
     mps_exclusive: bool = False
     #: Health checks that are left out or done all the same: numbers of XID errors, `xids` or `all`, with commas.

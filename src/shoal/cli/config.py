@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
+
+if TYPE_CHECKING:
+    from shoal.scheduler.kube_scheduler import InlineTls
 
 
 @click.group(short_help="Print configurations of programs that work with Shoal.")
@@ -25,23 +34,55 @@ def config() -> None:
     help="Where kube-scheduler reaches the extender. Default: the node port on the control-plane node's own address,"
     " or the Service for a second scheduler.",
 )
+@click.option("--plain", is_flag=True, help="Ask in plain HTTP, of an extender without TLS (deploy/scheduler-plain).")
 @click.option("--ca", metavar="FILE", help="The CA of the extender's certificate, as kube-scheduler sees the file.")
 @click.option("--certificate", default="", metavar="FILE", help="The certificate kube-scheduler shows to the extender.")
 @click.option("--key", default="", metavar="FILE", help="The key of that certificate.")
 @click.option(
+    "--rotate-client",
+    is_flag=True,
+    help="First make kube-scheduler's certificate anew. The one before counts until the new one is used.",
+)
+@click.option("--kubeconfig", type=click.Path(path_type=Path), metavar="FILE", help="How to reach the cluster.")
+@click.option("--context", default="", metavar="NAME", help="The context of the kubeconfig to use.")
+@click.option("--secret", metavar="NAMESPACE/NAME", help="The Secret of the extender's certificates, if not the usual.")
+@click.option(
     "--weight", type=click.IntRange(1, 1000), help="How much Shoal's scores count beside kube-scheduler's own."
 )
 def kube_scheduler(
-    version: str, mode: str, url: str | None, ca: str | None, certificate: str, key: str, weight: int | None
+    version: str,
+    mode: str,
+    url: str | None,
+    plain: bool,
+    ca: str | None,
+    certificate: str,
+    key: str,
+    rotate_client: bool,
+    kubeconfig: Path | None,
+    context: str,
+    secret: str | None,
+    weight: int | None,
 ) -> None:
     """Print the configuration with which the stock kube-scheduler asks Shoal about pods that want GPUs.
 
-    The comments in it say what to do with it. For releases up to 1.21 it is JSON, and the steps go to standard error.
+    It holds kube-scheduler's certificate and key, from the Secret that the extender keeps them in, so whoever runs this
+    must be allowed to read that. The comments say what to do with it. For releases up to 1.21 it is JSON, and the steps
+    go to standard error. For a second scheduler the certificates are files, which its pods mount from the Secret.
+
+    \b
+    Examples:
+      shoal config kube-scheduler --for 1.36
+      shoal config kube-scheduler --for 1.36 --rotate-client
+      shoal config kube-scheduler --for 1.36 --plain           to an extender without TLS
     """
+    from shoal.kube.errors import KubeError
+    from shoal.scheduler.extender.tls import TlsError
     from shoal.scheduler.kube_scheduler import (
+        MOUNTED,
         WEIGHT,
         ConfigurationError,
         Form,
+        InlineTls,
         Mode,
         Tls,
         configuration,
@@ -51,16 +92,49 @@ def kube_scheduler(
 
     if (certificate or key) and not (ca and certificate and key):
         raise click.UsageError("--certificate and --key go together, and with --ca.")
+    if plain and (ca or rotate_client):
+        raise click.UsageError("--plain goes with no certificates.")
+    if ca and rotate_client:
+        raise click.UsageError("--rotate-client changes the extender's own Secret: it goes without --ca.")
     try:
-        text = configuration(
-            version,
-            mode=Mode(mode),
-            url=url,
-            tls=Tls(ca, certificate, key) if ca else None,
-            weight=weight or WEIGHT,
-        )
-        if form_for(version) is Form.POLICY:
-            click.echo(instructions(version, mode=Mode(mode)), err=True)
+        form = form_for(version)
+        tls: Tls | InlineTls | None = None
+        if ca:
+            tls = Tls(ca, certificate, key)
+        elif not plain and Mode(mode) is Mode.SECOND and not rotate_client:
+            tls = MOUNTED
+        elif not plain:
+            tls = asyncio.run(_client_half(kubeconfig, context, secret, rotate=rotate_client))
+            tls = MOUNTED if Mode(mode) is Mode.SECOND else tls
+        text = configuration(version, mode=Mode(mode), url=url, tls=tls, weight=weight or WEIGHT)
+        if form is Form.POLICY:
+            click.echo(instructions(version, mode=Mode(mode), secret=isinstance(tls, InlineTls)), err=True)
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error
+    except (KubeError, TlsError) as error:
+        raise click.ClickException(f"kube-scheduler's certificate cannot be had: {error}") from error
     click.echo(text, nl=False)
+
+
+async def _client_half(kubeconfig: Path | None, context: str, secret: str | None, *, rotate: bool) -> InlineTls:
+    """kube-scheduler's half of the extender's certificates, made anew first if asked for."""
+    from shoal.kube.access.load import load_access
+    from shoal.kube.client import Client
+    from shoal.model.contract import gpushare
+    from shoal.scheduler.config import SECRET
+    from shoal.scheduler.credentials.secret import BundleSecret
+    from shoal.scheduler.extender.tls import TlsError
+    from shoal.scheduler.kube_scheduler import InlineTls
+
+    namespace, _, name = (secret or f"{gpushare.EXTENDER_NAMESPACE}/{SECRET}").rpartition("/")
+    access = load_access(environ=os.environ, home=Path.home(), kubeconfig=kubeconfig, context=context)
+    async with Client(access) as client:
+        kept = BundleSecret(
+            client, namespace=namespace or gpushare.EXTENDER_NAMESPACE, name=name, now=lambda: datetime.now(UTC)
+        )
+        bundle = await (kept.rotate_client() if rotate else kept.read())
+    if bundle is None:
+        raise TlsError(
+            f"Secret {namespace}/{name} holds none yet: start the scheduler first, or use --plain for one without TLS"
+        )
+    return InlineTls(bundle.authority.certificate, bundle.client.certificate, bundle.client.key)

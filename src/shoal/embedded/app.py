@@ -20,15 +20,16 @@ from types import TracebackType
 import yaml
 from aiohttp import web
 
-from shoal.embedded.admission import GpuAdmission
+from shoal.embedded.admission import PolicyAdmission
 from shoal.embedded.certificates import make_pki
 from shoal.embedded.controllers.loop import NODE_AWAY, Controllers
 from shoal.embedded.definitions.catalogue import Definitions
 from shoal.embedded.deletion import SYSTEM_NAMESPACES, Deletion
 from shoal.embedded.http.server import Server
 from shoal.embedded.kinds import NAMESPACES, Catalogue
+from shoal.embedded.policies.shipped import shipped
 from shoal.embedded.registry import Registry
-from shoal.embedded.store import Store
+from shoal.embedded.store import Object, Store
 from shoal.model.contract.gpushare import MemoryUnit
 
 
@@ -48,19 +49,26 @@ class EmbeddedApi:
         history: int = 10_000,
         admission: MemoryUnit | None = None,
     ) -> None:
-        """`admission` has bad GPU requests refused, with memory in this unit; without it the server is a bare one."""
+        """`admission` has the policies of Shoal in force, with memory in this unit; without it the server is bare.
+
+        CelError if there is no runtime to evaluate them.
+        """
         self.directory = directory
         self.port = port
         self.token = secrets.token_urlsafe(32)
         self.registry = Registry(Store(history=history), Catalogue(), clock=clock)
         self.deletion = Deletion(self.registry)
         Definitions(self.registry, self.deletion)
+        policies = PolicyAdmission(self.registry.store)
+        self.registry.validators.append(policies)
         if admission is not None:
-            self.registry.validators.append(GpuAdmission(self.registry.store, unit=admission))
+            policies.load()
         for name in SYSTEM_NAMESPACES:
             self.registry.create(NAMESPACES, "", {"metadata": {"name": name}})
         self._pki = make_pki(directory, now=_now())
         self._server = Server(self.registry, self.deletion, token=self.token)
+        for obj in () if admission is None else shipped(admission):
+            self._install(obj)
         #: Where simulated nodes say that they have the logs of containers.
         self.logs = self._server.logs
         self.gate = self._server.gate
@@ -79,6 +87,13 @@ class EmbeddedApi:
     def kubeconfig(self) -> Path:
         """A kubeconfig with the token, which may do everything. It is there once the server listens."""
         return self.directory / "kubeconfig"
+
+    def _install(self, obj: Object) -> None:
+        group, _, version = obj["apiVersion"].partition("/")
+        plural = {"y": f"{obj['kind'][:-1]}ies"}.get(obj["kind"][-1], f"{obj['kind']}s").lower()
+        kind = self.registry.catalogue.find(group, version, plural)
+        assert kind is not None, f"{obj['kind']} is not among the kinds"
+        self.registry.create(kind, "", obj, manager="shoal")
 
     def _write_kubeconfig(self) -> None:
         content = {
@@ -120,13 +135,23 @@ class EmbeddedApi:
         self._server.watches.end()
 
 
-async def run(directory: Path, port: int = 0, *, controllers: bool = True, node_away: timedelta = NODE_AWAY) -> None:
+async def run(
+    directory: Path,
+    port: int = 0,
+    *,
+    controllers: bool = True,
+    node_away: timedelta = NODE_AWAY,
+    admission: MemoryUnit | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT, with the workload controllers or without."""
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
-    async with EmbeddedApi(directory, port) as api, _running(api if controllers else None, node_away):
+    async with (
+        EmbeddedApi(directory, port, admission=admission) as api,
+        _running(api if controllers else None, node_away),
+    ):
         sys.stdout.write(f"{api.kubeconfig()}\n")
         sys.stdout.flush()
         await over.wait()
@@ -154,10 +179,21 @@ def main() -> int:
     parser.add_argument(
         "--node-away", type=float, default=away, help=f"seconds until the pods of a deleted node go too; {away:.0f}"
     )
+    parser.add_argument(
+        "--admission", type=MemoryUnit, choices=list(MemoryUnit), help="have Shoal's policies in force, in this unit"
+    )
     arguments = parser.parse_args()
     node_away = timedelta(seconds=arguments.node_away)
     controllers = not arguments.no_controllers
-    asyncio.run(run(arguments.directory, arguments.port, controllers=controllers, node_away=node_away))
+    asyncio.run(
+        run(
+            arguments.directory,
+            arguments.port,
+            controllers=controllers,
+            node_away=node_away,
+            admission=arguments.admission,
+        )
+    )
     return 0
 
 

@@ -338,6 +338,8 @@ STATEFUL_SETS: Final = _built_in("apps", "statefulsets")
 JOBS: Final = _built_in("batch", "jobs")
 BUDGETS: Final = _built_in("policy", "poddisruptionbudgets")
 DEFINITIONS: Final = _built_in("apiextensions.k8s.io", "customresourcedefinitions")
+POLICIES: Final = _built_in("admissionregistration.k8s.io", "validatingadmissionpolicies")
+POLICY_BINDINGS: Final = _built_in("admissionregistration.k8s.io", "validatingadmissionpolicybindings")
 
 
 class Catalogue:

@@ -30,6 +30,7 @@ from shoal.embedded.patch.apply import track_update
 from shoal.embedded.patch.json_values import copied
 from shoal.embedded.rules import kinds as rules
 from shoal.embedded.store import Object, Store, key_of
+from shoal.embedded.writes import Write
 
 MODIFIED: Final = "the object has been modified; please apply your changes to the latest version and try again"
 _LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
@@ -63,9 +64,8 @@ class Registry:
         self.clock = clock
         #: Called after each stored write with the kind, the state before and the state after (None: not there).
         self.observers: list[Callable[[Kind, Object | None, Object | None], None]] = []
-        #: Called with the kind, the state before (None: not there) and the state after of a write that broke no rule,
-        #: before it is stored; not for subresources. They refuse by raising.
-        self.validators: list[Callable[[Kind, Object | None, Object], None]] = []
+        #: Called with a write that broke no rule, before it is stored. They refuse by raising.
+        self.validators: list[Callable[[Write], None]] = []
         self._rng = rng or random.Random()
         self._new_uid = new_uid
 
@@ -104,7 +104,7 @@ class Registry:
             obj.pop("status", None)
         rules.default(obj, kind, None)
         self._check(kind, obj, rules.creation_errors(obj, kind))
-        self._validate(kind, None, obj)
+        self.validate(Write(kind, None, obj, dry_run=dry_run))
         if self.store.get(kind.key, key_of(obj)) is not None:
             raise already_exists(kind.plural, kind.group, metadata["name"])
         if manager is not None:
@@ -148,9 +148,9 @@ class Registry:
         if subresource == "":
             rules.note_change(new, old, kind)
             self._check(kind, new, [*_finalizer_errors(new, old), *rules.change_errors(new, old, kind)], old)
-            self._validate(kind, old, new)
         else:
             self._check(kind, new, [], old, subresource)
+        self.validate(Write(kind, old, new, subresource, dry_run=dry_run))
         if kind.counted or kind.custom:
             self._count(new, old)
         new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
@@ -179,9 +179,10 @@ class Registry:
         for observer in tuple(self.observers):
             observer(kind.stored, before, after)
 
-    def _validate(self, kind: Kind, before: Object | None, after: Object) -> None:
+    def validate(self, write: Write) -> None:
+        """Ask who may refuse a write."""
         for validator in self.validators:
-            validator(kind, before, after)
+            validator(write)
 
     def _tracked(self, kind: Kind, old: Object | None, new: Object, manager: str, subresource: str) -> Object:
         """The new state with the record of who manages which field."""

@@ -11,6 +11,7 @@ from shoal.embedded.kinds import PODS, Kind
 from shoal.embedded.patch.json_values import copied
 from shoal.embedded.registry import MODIFIED, Registry, uid_conflict
 from shoal.embedded.store import Object
+from shoal.embedded.writes import Write
 
 _SCALE_PATHS: Final = {
     "specReplicasPath": ".spec.replicas",
@@ -20,8 +21,13 @@ _SCALE_PATHS: Final = {
 SUCCESS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 
 
-def bind(registry: Registry, namespace: str, name: str, binding: Object, *, dry_run: bool = False) -> dict[str, Any]:
-    """Give a pod its node, with the annotations and labels of the binding in the same write."""
+def bind(
+    registry: Registry, namespace: str, name: str, binding: Object, *, dry_run: bool = False, older: bool = False
+) -> dict[str, Any]:
+    """Give a pod its node, with the annotations and labels of the binding in the same write.
+
+    `older` is for one that was sent to the namespace's bindings instead of the pod's.
+    """
     meta = binding.get("metadata") or {}
     if meta.get("name", name) != name:
         raise bad_request("name in URL does not match name in Binding object")
@@ -31,6 +37,9 @@ def bind(registry: Registry, namespace: str, name: str, binding: Object, *, dry_
         raise ApiStatus(500, "", message)
     if not target.get("name"):
         raise ApiStatus(500, "", "target.name: Required value")
+    asked = {"kind": "Binding", **binding, "metadata": {**meta, "name": name, "namespace": namespace}}
+    place = {"resource": "bindings"} if older else {"subresource": "binding"}
+    registry.validate(Write(PODS, None, asked, dry_run=dry_run, **place))
     old = registry.get(PODS, namespace, name)
     if meta.get("uid", old["metadata"]["uid"]) != old["metadata"]["uid"]:
         raise uid_conflict(PODS, old, meta["uid"])

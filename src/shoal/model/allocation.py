@@ -59,8 +59,9 @@ class Allocation:
 class Held:
     """What containers on a node have really been given, by the UID of their pod: the word of the node's agent.
 
-    A pod that is not listed holds nothing there, if its end was before `as_of`: the version of the API server's pods
-    up to which the agent knows what became of them.
+    A pod that is over and got no card may be listed with none while kubelet has not let go of it. A pod that is not
+    listed holds nothing there, if its end was before `as_of`: the version of the API server's pods up to which the
+    agent knows what became of them.
     """
 
     pods: Mapping[str, tuple[CardShare, ...]] = field(default_factory=dict)

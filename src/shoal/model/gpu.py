@@ -22,7 +22,7 @@ class Isolation(StrEnum):
     CGROUP = "cgroup"
     #: MPS limits memory and threads of the container's own namespace: a wall for its clients.
     NAMESPACE = "mps-namespace"
-    #: MPS limits clients by their environment: a convention.
+    #: MPS limits clients by their environment: a convention, for pods of namespaces that opted in to meet each other.
     MPS = "mps"
     #: Shares are counted, and nothing more.
     NONE = "none"

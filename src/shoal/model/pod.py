@@ -6,7 +6,8 @@ Three families of names end in one `Request`. Per container:
   `aliyun.com/gpu-count: N` splits both evenly over N cards; the resource of that name gives no card and is passed over.
   The pod label `ack.gpushare.placement: require-whole-device` makes the cards the pod's alone; the memory asked for
   then stands in `memory_limit_mib`, since a whole card carries no amounts.
-- `keti.com/mpsgpu: N`: one MPS client on each of N cards, with the memory of annotations `GPUrequest` and `GPUlimits`.
+- `keti.com/mpsgpu: N`: one MPS client on each of N cards, with the larger of annotations `GPUrequest` and `GPUlimits`
+  booked as its memory. Without them it is a client without sizes (`Share.unsized`).
 - `nvidia.com/gpu: N`: N whole cards.
 
 `nvidia.com/mig-*`, `nvidia.com/gpu.shared` and `aliyun.com/gpu-core.tflops` are no shares of Shoal's and are passed
@@ -246,7 +247,7 @@ def _container_request(
     unit: MemoryUnit,
 ) -> ContainerRequest:
     if count := amounts.get(keti.RESOURCE_MPS):
-        share = Share(memory_mib=memory.request_mib, clients=1)
+        share = Share(memory_mib=memory.booked_mib, clients=1)
         cards = _cards(container, keti.RESOURCE_MPS, count)
         return ContainerRequest(container.name, cards, share, container.kind, memory.limit_mib)
     if count := amounts.get(nvidia.RESOURCE_GPU):

@@ -37,6 +37,11 @@ class Share:
     clients: int = 0
     exclusive: bool = False
 
+    @property
+    def unsized(self) -> bool:
+        """MPS clients that book neither memory nor compute: nothing keeps them to a part of the card."""
+        return self.clients > 0 and not (self.memory_mib or self.compute or self.exclusive)
+
     def __add__(self, other: Share) -> Share:
         return Share(
             self.memory_mib + other.memory_mib,
@@ -58,6 +63,14 @@ class Share:
 NO_SHARE = Share()
 
 
+def mixes(taken: Share, more: Share) -> bool:
+    """Whether a share would come to lie beside such as it may not: clients without sizes share cards with their like.
+
+    They may use all of a card, so beside them nothing that others booked would be theirs.
+    """
+    return taken != NO_SHARE and taken.unsized is not more.unsized
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
     """One container: `gpus` distinct cards, `share` of each. A container without GPUs is not listed in a request."""
@@ -66,7 +79,8 @@ class ContainerRequest:
     gpus: int
     share: Share
     kind: ContainerKind = ContainerKind.APP
-    #: Memory the container may use of each card when that differs from what is booked for it (KETI's GPUlimits).
+    #: Memory the container may use of each card, where the pod says so: KETI's GPUlimits, and the memory asked for of
+    #: cards that are given as a whole.
     memory_limit_mib: int | None = None
 
 
@@ -116,7 +130,7 @@ def accepts(selector: CardSelector, gpu: Gpu) -> bool:
 
 def fits(gpu: Gpu, taken: Share, more: Share) -> bool:
     """Whether a card that is taken so far has room for a share more."""
-    if taken.exclusive or (more.exclusive and taken != NO_SHARE):
+    if taken.exclusive or (more.exclusive and taken != NO_SHARE) or mixes(taken, more):
         return False
     total = taken + more
     if more.clients and total.clients > gpu.mps_clients:

@@ -232,6 +232,9 @@ class ClassColumns:
         if slot != UNKNOWN_SLOT:
             return stacking.stacked(node, self._class, (slot,))
         trial = Trial(self._tables, np.array([row]), self._ledger, self._valuation, self._rules, rng)
+        if not trial.picks[1].item(0):
+            # Chance gave the only card for clients without sizes to a share; without it the node was found to do.
+            trial = Trial(self._tables, np.array([row]), self._ledger, self._valuation, self._rules)
         return stacking.stacked(node, self._class, trial.stack(0))
 
 

@@ -1,9 +1,9 @@
 """Pods of one template are one class: what the class needs of a node, worked out once.
 
 The containers of a pod go on the same cards first: shares that run at the same time are stacked, so that a pod of two
-containers with one card each needs one card that holds both. Whole cards are never stacked with anything. The result
-is a short list of `CardNeed`s, each on cards of its own. Where no node can hold the stack, `shoal.placement.stacking`
-spreads the containers.
+containers with one card each needs one card that holds both. Whole cards are never stacked with anything, and clients
+without sizes with their like alone. The result is a short list of `CardNeed`s, each on cards of its own. Where no node
+can hold the stack, `shoal.placement.stacking` spreads the containers.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class PodClass:
         "request",
         "selector",
         "several",
+        "sized_cards",
         "splittable",
         "whole",
         "whole_sizes",
@@ -71,6 +72,8 @@ class PodClass:
         self.whole_sizes = tuple(
             need.share.memory_mib for need in self.needs if need.share.exclusive for _ in range(need.gpus)
         )
+        #: Cards of the pod for shares with sizes: in `needs` they come before those for clients without.
+        self.sized_cards = sum(need.gpus for need in self.needs if not (need.share.exclusive or need.share.unsized))
         #: Untouched cards are all alike: counting them is enough.
         self.only_whole = self.needs == (CardNeed(self.whole, Share(exclusive=True)),) and not self.selector
         #: The containers might fit apart where they do not fit together.
@@ -96,13 +99,19 @@ def _several(shares: Sequence[ContainerRequest]) -> bool:
 
 
 def card_needs(request: Request) -> tuple[CardNeed, ...]:
-    """The cards a pod needs when its containers share cards wherever they may: whole cards, then the largest share."""
+    """The cards a pod needs when its containers share cards wherever they may: whole cards, then the largest share.
+
+    Clients without sizes come last.
+    """
     whole: list[int] = []
-    stack: list[Share] = []
+    sized: list[Share] = []
+    unsized: list[Share] = []
     for running in phases(tuple((container.kind, container) for container in request.containers)):
         whole = [max(sizes) for sizes in zip_longest(whole, _whole_sizes(running), fillvalue=0)]
-        stack = _larger(stack, _stacked([container for container in running if not container.share.exclusive]))
-    shares = [*(Share(memory_mib=size, exclusive=True) for size in whole), *stack]
+        shared = [container for container in running if not container.share.exclusive]
+        sized = _larger(sized, _stacked([container for container in shared if not container.share.unsized]))
+        unsized = _larger(unsized, _stacked([container for container in shared if container.share.unsized]))
+    shares = [*(Share(memory_mib=size, exclusive=True) for size in whole), *sized, *unsized]
     return tuple(CardNeed(len(list(cards)), share) for share, cards in groupby(shares))
 
 

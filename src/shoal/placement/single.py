@@ -15,7 +15,7 @@ from typing import TypeGuard
 
 import numpy as np
 
-from shoal.placement.books.columns import PlainNode
+from shoal.placement.books.columns import SHARES, WHOLE, PlainNode
 from shoal.placement.policy import FILTERS, Policy
 from shoal.placement.trial import (
     CODE_BITS,
@@ -121,8 +121,8 @@ def _cards_of(tables: ClassTables) -> Cards | None:
     asks = share.memory_mib or share.compute or share.clients
     if not alone or not asks or needs[0].order is None or selector.uuids or selector.not_uuids:
         return None
-    order = np.where(tables.accepted, needs[0].order, NO_FIT)
-    return _OneCard(needs[0], array("q", order.astype(np.int64).tobytes()))
+    order = array("q", np.where(tables.accepted, needs[0].order, NO_FIT).astype(np.int64).tobytes())
+    return _OneUnsized(needs[0], order) if share.unsized else _OneCard(needs[0], order)
 
 
 class _OneCard:
@@ -149,6 +149,9 @@ class _OneCard:
                 key = order[code] + (slot << CODE_BITS)
                 if key < least:
                     least = key
+        return self._taken(least)
+
+    def _taken(self, least: int) -> Taken | None:
         if least >= NO_FIT:
             return None
         code = least & CODE_MASK
@@ -156,3 +159,17 @@ class _OneCard:
         if outcome is None:
             outcome = self._known[code] = self._outcome[:, code].tolist()
         return outcome, least >> CODE_BITS & SLOT_MASK
+
+
+class _OneUnsized(_OneCard):
+    """Clients without sizes: on an untouched card, or on one with nobody but their like, which has no memory free."""
+
+    def __call__(self, node: PlainNode) -> Taken | None:
+        clients, order = self._clients, self._order
+        least = NO_FIT
+        for code, memory_free, _, clients_free, slot in node.cards:
+            if clients_free >= clients and (memory_free < 0 or code % SHARES == WHOLE):
+                key = order[code] + (slot << CODE_BITS)
+                if key < least:
+                    least = key
+        return self._taken(least)

@@ -33,12 +33,16 @@ def untouched(node: NodeBooks, selector: CardSelector = ANY_CARD) -> list[int]:
 
 
 def stacked(node: NodeBooks, pod_class: PodClass, stack: Sequence[int]) -> Deal:
-    """Containers with shares all start at the first card of the stack; whole cards are chosen by topology."""
+    """Containers with shares all start at the first card of the stack; whole cards are chosen by topology.
+
+    Clients without sizes start behind the cards for shares with sizes.
+    """
     whole = _whole_cards(node, pod_class, taken=stack)
     deal: list[tuple[int, ...]] = []
     for container in pod_class.request.containers:
         if not container.share.exclusive:
-            deal.append(tuple(stack[: container.gpus]))
+            first = pod_class.sized_cards if container.share.unsized else 0
+            deal.append(tuple(stack[first : first + container.gpus]))
             continue
         own = _least_that_will_do(node, whole, container)
         deal.append(own)
@@ -92,10 +96,17 @@ def _rooms(node: NodeBooks, pod_class: PodClass, i: int, deal: dict[int, tuple[i
     container = containers[i]
     beside = _beside(containers, deal, i)
     own = {slot for slots in deal.values() for slot in slots}
+    strange = {
+        slot
+        for j, slots in deal.items()
+        if containers[j].share.unsized is not container.share.unsized
+        for slot in slots
+    }
     fitting = [
         slot
         for slot, card in enumerate(node.slots)
-        if accepts(pod_class.selector, card.inventory)
+        if slot not in strange
+        and accepts(pod_class.selector, card.inventory)
         and card.refusal(beside.get(slot, NO_SHARE) + container.share) is None
     ]
     fitting.sort(key=lambda slot: (slot not in own, _free(node.slots[slot], container.share), slot))

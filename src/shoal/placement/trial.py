@@ -296,6 +296,10 @@ class Trial:
             fits = self.code % SHARES == WHOLE
             if share.memory_mib:
                 fits &= share.memory_mib <= columns.memory_free.take(self.rows, axis=0).T
+        elif share.unsized:
+            # Untouched, or with nobody but clients without sizes.
+            fits = (self.code % SHARES == WHOLE) | (columns.memory_free.take(self.rows, axis=0).T < 0)
+            fits &= share.clients <= columns.clients_free.take(self.rows, axis=0).T
         else:
             for free, wanted in (
                 (columns.memory_free, share.memory_mib),

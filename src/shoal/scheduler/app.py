@@ -1,7 +1,7 @@
 """The scheduler's process: what it watches, who leads, and how the parts are joined.
 
-Every replica keeps its picture of the cluster warm and serves health and metrics; only the leader is ready, answers the
-stock scheduler and runs the loop. A replica that loses its lease ends, and is started anew.
+Every replica keeps its picture of the cluster warm and serves health and metrics, on a port of their own. Only the
+leader is ready, answers the stock scheduler and runs the loop. One that loses its lease ends, and is started anew.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from shoal.kube.access.credentials import Access
@@ -35,14 +37,17 @@ from shoal.model.contract import gpushare, keti
 from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
 from shoal.placement.policies import POLICIES
+from shoal.scheduler import health
 from shoal.scheduler.binder import Binder
 from shoal.scheduler.books.books import Books
 from shoal.scheduler.books.watches import Policies, Volumes
 from shoal.scheduler.claims import Claims
 from shoal.scheduler.config import Config
+from shoal.scheduler.credentials.own_tls import OwnTls
+from shoal.scheduler.credentials.secret import BundleSecret
 from shoal.scheduler.extender.filtering import Offer
 from shoal.scheduler.extender.server import Address, Extender
-from shoal.scheduler.extender.tls import TlsFiles
+from shoal.scheduler.extender.tls import FileTls, Tls, TlsFiles
 from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.feasibility import Feasibility
@@ -52,6 +57,7 @@ from shoal.scheduler.metrics import LedgerSource, Metrics, WatchSource
 from shoal.scheduler.preemption.budgets import Budgets
 from shoal.scheduler.preemption.clearing import Clearing
 from shoal.scheduler.queue.wake import Wake
+from shoal.scheduler.rivals import Rivals
 from shoal.scheduler.telling.tell import Teller
 
 log = logging.getLogger(__name__)
@@ -65,23 +71,41 @@ _SWEEP_SECONDS: Final = 5.0
 EVENTS: Final = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where a process answers."""
+
+    extender: int
+    health: int
+
+
+#: Told where it answers, once it does.
+Serving = Callable[[Ports], None]
+
+
 class Scheduler:
     """All parts of one process on one client."""
 
     def __init__(self, client: Client, recorder: Recorder, config: Config, *, identity: str) -> None:
         self.config = config
+        self._client = client
         self.metrics = Metrics()
         self.election = Election(
             client, namespace=config.election.namespace, name=config.election.name, identity=identity
         )
         self._leads = False
-        self.teller = Teller(
-            client, recorder, now=lambda: datetime.datetime.now(datetime.UTC), may_write=self.may_write
-        )
+        self._leads_since = 0.0
+        self.teller = Teller(client, recorder, now=_now, may_write=self.may_write)
         engine = Engine(Ledger(), POLICIES[config.policy])
         cluster = Cluster()
         self.books = Books(engine, cluster, unit=config.memory_unit, news=self._on_news, report=self._report)
-        self.binder = Binder(client, self.books, may_write=self.may_write, now_ns=time.time_ns)
+        rivals = Rivals(
+            metrics=self.metrics,
+            leads_since=lambda: self._leads_since if self.may_write() else None,
+            clock=time.monotonic,
+            report=self._report,
+        )
+        self.binder = Binder(client, self.books, may_write=self.may_write, now_ns=time.time_ns, on_bind=rivals.on_bind)
         feasibility = Feasibility(cluster)
         volumes = Volumes(cluster, news=self._on_news)
         disruption_budgets = Reflector(client, POD_DISRUPTION_BUDGETS)
@@ -127,7 +151,14 @@ class Scheduler:
         self._reflectors: dict[str, Reflector[Any]] = {
             # Nodes come first: a pod on a node that is known is understood at once.
             "nodes": Reflector(client, NODES, consumers=[self.books.on_node, self._handover.on_node]),
-            "pods": Reflector(client, PODS, consumers=[self.books.on_pod, self.loop.on_pod, self._handover.on_pod]),
+            "pods": Reflector(
+                client,
+                PODS,
+                consumers=[
+                    *(rivals.on_pod, self.books.on_pod, verbs.waiting.on_pod),
+                    *(self.loop.on_pod, self._handover.on_pod),
+                ],
+            ),
             "namespaces": Reflector(client, NAMESPACES, consumers=[volumes.on_namespace]),
             "configmaps": Reflector(
                 client,
@@ -174,13 +205,27 @@ class Scheduler:
 
     # Running
 
-    async def run(self, *, serving: Callable[[int], None] = lambda port: None) -> None:
-        """Watch, serve and, when leading, schedule; until cancelled."""
+    async def run(self, *, serving: Serving = lambda ports: None) -> None:
+        """Watch, serve and, when leading, schedule; until cancelled. Raises TlsError."""
         config = self.config
-        tls = None if config.tls is None else TlsFiles(config.tls.certificate, config.tls.key, config.tls.client_ca)
+        address = Address(
+            config.extender_host,
+            config.port,
+            await self._tls(),
+            bounds=config.limits.bounds(),
+            open_inspect=config.open_inspect,
+        )
         async with contextlib.AsyncExitStack() as stack:
-            port = await stack.enter_async_context(self.extender.serve(Address(config.host, config.port, tls)))
-            serving(port)
+            answering = health.serve(
+                config.health_host,
+                config.health_port,
+                metrics=self.metrics,
+                not_ready=self.not_ready,
+                clock=time.monotonic,
+            )
+            healthy = await stack.enter_async_context(answering)
+            port = await stack.enter_async_context(self.extender.serve(address))
+            serving(Ports(port, healthy))
             for reflector in self._reflectors.values():
                 await stack.enter_async_context(reflector)
                 await reflector.wait_synced()
@@ -204,6 +249,16 @@ class Scheduler:
             await asyncio.sleep(_SWEEP_SECONDS)
             self.books.sweep()
 
+    async def _tls(self) -> Tls | None:
+        tls = self.config.tls
+        if tls is None:
+            return None
+        if tls.secret is None:
+            authority = Path(tls.client_ca) if tls.client_ca else None
+            return FileTls(TlsFiles(Path(tls.certificate), Path(tls.key), authority))
+        namespace = self.config.election.namespace
+        return await OwnTls.begun(BundleSecret(self._client, namespace=namespace, name=tls.secret, now=_now))
+
     async def _catch_up(self) -> None:
         """Read anew what the last leader may have changed: its last Bindings may not have come by the watch yet."""
         for name in ("nodes", "pods"):
@@ -213,6 +268,7 @@ class Scheduler:
         """Schedule, until another replica should lead."""
         if self.config.election.enabled:
             await self._catch_up()
+        self._leads_since = time.monotonic()
         self._leads = True
         try:
             async with asyncio.TaskGroup() as group:
@@ -227,9 +283,11 @@ class Scheduler:
             self._leads = False
 
 
-async def run(
-    config: Config, access: Access, *, identity: str, serving: Callable[[int], None] = lambda port: None
-) -> None:
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+async def run(config: Config, access: Access, *, identity: str, serving: Serving = lambda ports: None) -> None:
     """Run the scheduler until cancelled, or until it loses its lease."""
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(access))

@@ -3,7 +3,7 @@
 A refusal is final: the booking is cancelled and the pod can be decided again. When the outcome is open (the connection
 broke, the server failed half way) the same Binding is sent again until there is an answer: a Binding sent earlier may
 still arrive, and must find no other decision. "Conflict" then means that the pod has a node, and the pod itself tells
-which.
+which. Only what may come out differently the next time is tried again.
 """
 
 from __future__ import annotations
@@ -58,12 +58,14 @@ class Binder:
         may_write: Callable[[], bool],
         now_ns: Callable[[], int],
         rng: random.Random | None = None,
+        on_bind: Callable[[str], None] = lambda uid: None,
     ) -> None:
         self._client = client
         self._books = books
         self._may_write = may_write
         self._now_ns = now_ns
         self._rng = rng or random.Random()
+        self._on_bind = on_bind
         self._busy: dict[str, str] = {}
 
     async def bind(self, pod: Pod, allocation: Allocation) -> None:
@@ -72,6 +74,7 @@ class Binder:
         if uid in self._busy:
             raise BindError(f"it is being bound to {self._busy[uid]} already")
         self._busy[uid] = allocation.node
+        self._on_bind(uid)
         try:
             await self._bind(pod, allocation)
         except BindError:
@@ -98,9 +101,9 @@ class Binder:
             await self._write(pod, node, annotations)
         except ConflictError as error:
             await self._settle_by_the_pod(pod, node, annotations, error.message)
-        except ApiError as error:
+        except KubeError as error:
             self._books.cancel(uid)
-            raise BindError(error.message or str(error)) from error
+            raise BindError(error.message if isinstance(error, ApiError) and error.message else str(error)) from error
 
     async def _write(self, pod: Pod, node: str, annotations: Mapping[str, str]) -> None:
         """Send the Binding until there is an answer."""
@@ -128,10 +131,14 @@ class Binder:
             except NotFoundError:
                 self._books.cancel(meta.uid)
                 raise BindError("the pod is gone") from None
-            except KubeError as error:
+            except _OPEN as error:
                 failures += 1
                 log.warning("reading %s/%s: %s", meta.namespace, meta.name, error)
                 await self._pause(failures)
+            except KubeError as error:
+                # No answer will be another one. Should the pod have a node after all, the watch shows it.
+                self._books.cancel(meta.uid)
+                raise BindError(f"{why}; and the pod cannot be read: {error}") from error
         if now.metadata.uid == meta.uid and now.spec.node_name:
             # The watch may be behind this; both lead to the same booking.
             self._books.on_pod(Change(Kind.MODIFIED, pod, now))

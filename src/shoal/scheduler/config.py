@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -11,6 +10,11 @@ from shoal.model.contract import gpushare, keti, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.extender.filtering import OFFER_ALL
+from shoal.scheduler.http.bounds import Bounds
+
+#: The Secret that `deploy/scheduler` has for the extender's certificates.
+SECRET: Final = f"{shoal.NAME_SCHEDULER}-tls"
+PORT_HEALTH: Final = 9401
 
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
@@ -22,11 +26,48 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid
 
 
 class Tls(_Section, frozen=True, kw_only=True):
-    """Certificate and key of the extender; with `client_ca`, callers must show a certificate signed by it."""
+    """Whose certificates the extender shows and asks for: those of its own making in a Secret, or the operator's files.
 
-    certificate: Path
-    key: Path
-    client_ca: Path | None = None
+    With the Secret, and with `client_ca`, callers must show a certificate, or get no further than the handshake.
+    """
+
+    #: In the namespace of the election.
+    secret: _Name | None = None
+    certificate: str = ""
+    key: str = ""
+    client_ca: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what is neither, or both."""
+        files = (self.certificate, self.key, self.client_ca)
+        if self.secret is not None and any(files):
+            raise ValueError("secret goes with no files: leave out one or the other")
+        if self.secret is None and not (self.certificate and self.key):
+            raise ValueError(f"give certificate and key, or secret: {SECRET}")
+
+
+class Limits(_Section, frozen=True, kw_only=True):
+    """What callers of the extender may use, whoever they are."""
+
+    #: Open connections, of all callers and of one address.
+    connections: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = Bounds.connections
+    connections_per_peer: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = Bounds.per_peer
+    #: One request, and all that are being read or answered. 5,000 whole nodes (`nodeCacheCapable: false`) take 50 MiB,
+    #: their names a fifth of one.
+    body_mib: Annotated[int, msgspec.Meta(ge=1, le=1024)] = Bounds.body >> 20
+    bodies_mib: Annotated[int, msgspec.Meta(ge=1, le=8192)] = Bounds.bodies >> 20
+    #: Until a request has arrived, and until a caller takes more of its answer.
+    seconds: _Seconds = Bounds.seconds
+
+    def bounds(self) -> Bounds:
+        """As the server takes them."""
+        return Bounds(
+            connections=self.connections,
+            per_peer=self.connections_per_peer,
+            body=self.body_mib << 20,
+            bodies=self.bodies_mib << 20,
+            seconds=self.seconds,
+        )
 
 
 class Election(_Section, frozen=True, kw_only=True):
@@ -44,10 +85,17 @@ class Config(_Section, frozen=True, kw_only=True):
     scheduler_names: tuple[str, ...] = (keti.SCHEDULER_NAME,)
     #: What this cluster is called. Set, pods whose annotation names another cluster are left alone here.
     cluster_name: str = ""
-    #: Where the extender, health and metrics answer. Port 0 takes a free one.
-    host: str = "0.0.0.0"
+    #: Where the extender answers. Port 0 takes a free one. Not said, the host is every address with TLS, and loopback
+    #: without: who reaches a port without TLS may have pods placed.
+    host: str = ""
     port: _Port = gpushare.PORT_DEFAULT
     tls: Tls | None = None
+    limits: Limits = Limits()
+    #: Whether inspect, which shows the pods of all namespaces, is for callers without a client certificate too.
+    open_inspect: bool = False
+    #: Where health and metrics answer, without TLS.
+    health_host: str = "0.0.0.0"
+    health_port: _Port = PORT_HEALTH
     memory_unit: MemoryUnit = MemoryUnit.GIB
     policy: str = "fragmentation"
     #: Where KETI's policy ConfigMap counts, the first before the others. Who may write one there decides for all.
@@ -60,6 +108,11 @@ class Config(_Section, frozen=True, kw_only=True):
     binds: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 64
     #: Events written per second; the others wait, and are dropped when too many do.
     events_per_second: _Seconds = 50.0
+
+    @property
+    def extender_host(self) -> str:
+        """Where the extender answers."""
+        return self.host or ("127.0.0.1" if self.tls is None else "0.0.0.0")
 
     def __post_init__(self) -> None:
         """Refuse what no type can tell."""

@@ -8,9 +8,10 @@ releases are written from their published types.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ import yaml
 
 from shoal.model.contract import gpushare, keti, nvidia
 from shoal.model.errors import shown
+from shoal.scheduler.credentials.bundle import KEY_CA, KEY_CLIENT, KEY_CLIENT_KEY, SERVER_NAME
 
 
 class ConfigurationError(ValueError):
@@ -58,8 +60,11 @@ WEIGHT: Final = 10
 TIMEOUT_SECONDS: Final = 5
 
 SCHEDULER_NAME: Final = keti.SCHEDULER_NAME
-URL_DEFAULT: Final = f"http://127.0.0.1:{gpushare.PORT_NODE}"
-URL_SECOND: Final = f"http://{gpushare.EXTENDER_NAME}.{gpushare.EXTENDER_NAMESPACE}:{gpushare.PORT_MANIFEST}"
+#: Where each set-up reaches the extender, but for the scheme: the node port on its own node, or the Service.
+_REACHED: Final = {
+    Mode.DEFAULT: f"127.0.0.1:{gpushare.PORT_NODE}",
+    Mode.SECOND: f"{gpushare.EXTENDER_NAME}.{gpushare.EXTENDER_NAMESPACE}:{gpushare.PORT_MANIFEST}",
+}
 #: Where the files lie on a control-plane node that kubeadm has made.
 DIRECTORY: Final = "/etc/kubernetes"
 _KUBECONFIG: Final = f"{DIRECTORY}/scheduler.conf"
@@ -71,11 +76,44 @@ _OLDEST: Final = 11
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files on kube-scheduler's side: the CA of the extender's certificate, and its own certificate and key."""
+    """Files on kube-scheduler's side: the CA of the extender's certificate, and its own certificate and key.
+
+    `server_name`: what the extender's certificate is for, where it is reached by another name.
+    """
 
     ca: str
     certificate: str = ""
     key: str = ""
+    server_name: str = ""
+
+    def config(self) -> dict[str, str]:
+        """As kube-scheduler reads it."""
+        given = {"serverName": self.server_name, "caFile": self.ca, "certFile": self.certificate, "keyFile": self.key}
+        return {key: value for key, value in given.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class InlineTls:
+    """The same in the configuration itself, so that a static pod needs no further file."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+    server_name: str = SERVER_NAME
+
+    def config(self) -> dict[str, str]:
+        """As kube-scheduler reads it."""
+        data = {"caData": self.ca, "certData": self.certificate, "keyData": self.key}
+        return {
+            "serverName": self.server_name,
+            **{key: base64.b64encode(value).decode() for key, value in data.items()},
+        }
+
+
+#: Where the pods of a second kube-scheduler have the Secret of the extender's certificates.
+MOUNTED: Final = Tls(
+    f"/etc/shoal-tls/{KEY_CA}", f"/etc/shoal-tls/{KEY_CLIENT}", f"/etc/shoal-tls/{KEY_CLIENT_KEY}", SERVER_NAME
+)
 
 
 def form_for(version: str) -> Form:
@@ -96,27 +134,28 @@ def configuration(
     *,
     mode: Mode = Mode.DEFAULT,
     url: str | None = None,
-    tls: Tls | None = None,
+    tls: Tls | InlineTls | None = None,
     node_cache: bool = True,
     weight: int = WEIGHT,
 ) -> str:
     """The file for kube-scheduler of this version, with comments on what to do with it where the form allows any.
 
-    `url` is where kube-scheduler reaches the extender. `node_cache` off makes it send whole nodes in place of their
-    names, which costs a hundred times the bytes and is there for odd set-ups.
+    `url` is where kube-scheduler reaches the extender; without `tls` it asks in plain HTTP. `node_cache` off makes it
+    send whole nodes in place of their names, which costs a hundred times the bytes and is there for odd set-ups.
     """
     form = form_for(version)
-    prefix = _prefix(url or (URL_DEFAULT if mode is Mode.DEFAULT else URL_SECOND))
+    prefix = _prefix(url or f"{'http' if tls is None else 'https'}://{_REACHED[mode]}")
     extender = _extender(form, prefix, tls=tls, node_cache=node_cache, weight=weight)
     if form is Form.POLICY:
         document = {"kind": "Policy", "apiVersion": "v1", "extenders": [extender]}
         return json.dumps(document, indent=2) + "\n"
-    comment = "".join(f"# {line}".rstrip() + "\n" for line in instructions(version, mode=mode).splitlines())
+    steps = instructions(version, mode=mode, secret=isinstance(tls, InlineTls))
+    comment = "".join(f"# {line}".rstrip() + "\n" for line in steps.splitlines())
     return comment + _yaml(_settings(form, mode)) + _scope_comment(mode) + _yaml({"extenders": [extender]})
 
 
-def instructions(version: str, *, mode: Mode) -> str:
-    """What to do with the file, step by step."""
+def instructions(version: str, *, mode: Mode, secret: bool = False) -> str:
+    """What to do with the file, step by step. `secret`: it holds a key."""
     policy = form_for(version) is Form.POLICY
     flag = "--policy-config-file" if policy else "--config"
     path = f"{_FILE}.{'json' if policy else 'yaml'}"
@@ -129,7 +168,7 @@ def instructions(version: str, *, mode: Mode) -> str:
         )
     return f"""\
 For the cluster's own kube-scheduler {version}. On every control-plane node, one after another:
-1. Write this file to {path}.
+1. Write this file to {path}{", which only root may read: it holds a key" if secret else ""}.
 2. Copy {DIRECTORY}/manifests/kube-scheduler.yaml somewhere outside that folder, and edit the copy:
      add to the command        - {flag}={path}
      add to volumeMounts       - {{name: shoal-scheduler, mountPath: {path}, readOnly: true}}
@@ -141,11 +180,13 @@ To undo it, copy the old manifest back."""
 def _prefix(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ConfigurationError(f"url {shown(url)} cannot be used: write one such as {URL_DEFAULT}")
+        raise ConfigurationError(f"url {shown(url)} cannot be used: write one such as https://{_REACHED[Mode.DEFAULT]}")
     return url.rstrip("/") + ("" if parts.path.strip("/") else gpushare.PATH_PREFIX)
 
 
-def _extender(form: Form, prefix: str, *, tls: Tls | None, node_cache: bool, weight: int) -> dict[str, object]:
+def _extender(
+    form: Form, prefix: str, *, tls: Tls | InlineTls | None, node_cache: bool, weight: int
+) -> dict[str, object]:
     https = prefix.startswith("https:")
     if tls is not None and not https:
         raise ConfigurationError(f"url {shown(prefix)} is not https: certificates would not be used")
@@ -166,8 +207,7 @@ def _extender(form: Form, prefix: str, *, tls: Tls | None, node_cache: bool, wei
         "httpTimeout": TIMEOUT_SECONDS * 10**9 if policy else f"{TIMEOUT_SECONDS}s",
     }
     if tls is not None:
-        files = {"caFile": tls.ca, "certFile": tls.certificate, "keyFile": tls.key}
-        extender["tlsConfig"] = {key: value for key, value in files.items() if value}
+        extender["tlsConfig"] = tls.config()
     extender["managedResources"] = [{"name": name, "ignoredByScheduler": ignored} for name, ignored in MANAGED.items()]
     return extender
 

@@ -29,6 +29,7 @@ from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.preemption.clearing import Clearing
 from shoal.scheduler.queue.gangs import Gang, Gangs
 from shoal.scheduler.queue.queue import Queue, Waiting
+from shoal.scheduler.queue.standing import standing_of
 from shoal.scheduler.queue.wake import Wake
 from shoal.scheduler.telling.tell import Teller
 from shoal.scheduler.telling.words import Diagnosis, diagnose
@@ -139,12 +140,13 @@ class Loop:
         )
 
     def _waiting(self, pod: Pod, group: PodGroup | None) -> Waiting:
-        meta = pod.metadata
+        meta, standing = pod.metadata, standing_of(pod)
         return Waiting(
             uid=meta.uid,
             namespace=meta.namespace,
             name=meta.name,
-            priority=(pod.spec.priority or 0, keti.priority(meta.annotations.get(keti.ANNOTATION_PRIORITY))),
+            priority=standing.priority,
+            urgency=standing.urgency,
             template=placement_key(pod),
             gang=None if group is None else (meta.namespace, group.name),
             gated=bool(pod.spec.scheduling_gates),
@@ -250,7 +252,7 @@ class Loop:
 
     def _place(self, waiting: Waiting, pod: Pod) -> tuple[Verdict, Allocation | None]:
         verdict = self._feasibility.verdict(pod)
-        among = self._clearing.keep_clear(verdict.allowed, waiting.priority)
+        among = self._clearing.keep_clear(verdict.allowed, waiting.standing)
         return verdict, self._books.place(pod, among=among, favour=verdict.favour)
 
     def _start_binding(self, waiting: Waiting, pod: Pod, allocation: Allocation) -> None:
@@ -358,7 +360,7 @@ class Loop:
     def _park(self, waiting: Waiting, pod: Pod, verdict: Verdict) -> None:
         self._metrics.decisions.inc(BY, "unschedulable")
         diagnosis = self._diagnosis(waiting, pod, verdict)
-        clearing = self._clearing.clear(pod, waiting.priority, diagnosis.candidates)
+        clearing = self._clearing.clear(pod, waiting.standing, diagnosis.candidates)
         message = diagnosis.message if clearing is None else f"{diagnosis.message} {clearing.words}"
         self._teller.waiting(pod, message, nominated=None if clearing is None else clearing.node)
         self.queue.park(waiting.uid, diagnosis.helps, self._clock())

@@ -303,6 +303,12 @@ class Metrics:
         self.request_seconds = registry.histogram(
             "shoal_scheduler_http_request_seconds", "Time of an HTTP request, by route.", ["route"]
         )
+        self.refused_connections = registry.counter(
+            "shoal_scheduler_refused_connections_total", "Connections that got no place: there were too many."
+        )
+        self.foreign_bindings = registry.counter(
+            "shoal_scheduler_foreign_bindings_total", "Pods that another scheduler bound to cards while this one led."
+        )
         self.holds = registry.counter(
             "shoal_scheduler_holds_total",
             "Cards held between scoring and binding of an extender's pod, by what became of it.",

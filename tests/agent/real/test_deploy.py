@@ -186,7 +186,8 @@ def test_rights_are_enough_and_end_at_the_own_node(new_lab: NewLab, tmp_path: Pa
         status, message = attempt(lab, "PATCH", path, change)
         assert status == 422, (path, message)
         assert "shoal-agent-own-node" in message
-    assert attempt(lab, "PATCH", f"/api/v1/nodes/{lab.node.name}", annotate)[0] == 200
+    # What else is refused, on the own node as well: tests/admission/test_writes.py.
+    assert attempt(lab, "PATCH", f"/api/v1/nodes/{lab.node.name}", annotate)[0] == 422
     for method, path in (("DELETE", f"{pods}/foreign"), ("GET", "/api/v1/secrets"), ("POST", pods)):
         assert attempt(lab, method, path)[0] == 403
     server.request("DELETE", "/api/v1/nodes/elsewhere")

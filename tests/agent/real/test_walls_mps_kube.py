@@ -8,6 +8,7 @@ from shoal.model.contract import gpushare, keti, nvidia, shoal
 from shoal.model.gpu import Isolation
 from shoal.model.request import Share
 from tests.agent.lab import CLIENTS, GIB, MEMORY, TELL
+from tests.agent.real.conftest import RealLab
 from tests.agent.real.walls import (  # noqa: F401
     PIPE,
     Walled,
@@ -76,6 +77,7 @@ def test_killed_agent_ends_neither_the_daemon_nor_its_clients(with_mps: Walled):
 
 def test_limits_in_the_environment_of_clients(with_mps: Walled):  # noqa: F811
     lab = with_mps("mps", mpsSharedMemory="/run/shoal/shm", mpsExclusive=True)
+    opt_in(lab)
     assert [gpu.isolation for gpu in lab.gpus] == [Isolation.MPS] * 2
     assert lab.shim.told() == [f"compute_mode {index} 3" for index in range(2)]
     on_node(lab, "/run/shoal/shm/of-the-daemon").touch()
@@ -98,3 +100,20 @@ def test_limits_in_the_environment_of_clients(with_mps: Walled):  # noqa: F811
     lab.clean()
     assert told(lab)[-1] == "quit"
     assert lab.shim.told()[2:] == [f"compute_mode {index} 0" for index in range(2)]
+
+
+def test_who_has_not_opted_in_is_kept_from_a_daemon_that_all_clients_command(with_mps: Walled):  # noqa: F811
+    lab = with_mps("mps")
+    lab.place(pod("share", [client("main", 3)]), lab.allocation({"main": [0]}, {"main": Share(3 * GIB)}))
+    event = lab.pods.wait_event("share", lambda event: event["reason"] == "GpuRefused", "of its refusal")
+    assert f"label the namespace {shoal.LABEL_MPS}={shoal.MPS_ALLOW}" in event["message"]
+    opt_in(lab)
+    lab.pods.wait_running("share")
+    assert lab.env("share")[shoal.ENV_ISOLATION] == "mps"
+
+
+def opt_in(lab: RealLab) -> None:
+    """Let the pods of the lab's namespace be clients beside those of others."""
+    patch = {"metadata": {"labels": {shoal.LABEL_MPS: shoal.MPS_ALLOW}}}
+    path = f"/api/v1/namespaces/{lab.pods.namespace}"
+    lab.pods.apiserver.request("PATCH", path, patch, "application/merge-patch+json")

@@ -50,6 +50,17 @@ def test_containers_of_a_pod_count_beside_each_other():
     assert indices(ask(Share(exclusive=True), Share(exclusive=True))) == [[0], [1]]
 
 
+def test_clients_without_sizes_go_beside_their_like_alone():
+    free, sized = Share(clients=1), Share(1000, clients=1)
+    assert indices(ask(free), {"GPU-0": Share(1), "GPU-1": Share(compute=1), "GPU-2": free + free}) == [[2]]
+    assert indices(ask(sized), {"GPU-0": free, "GPU-1": free, "GPU-2": sized}) == [[2]]
+    with pytest.raises(NoCardError):
+        indices(ask(free), {f"GPU-{number}": sized for number in range(3)})
+    with pytest.raises(NoCardError):
+        indices(ask(Share(compute=1)), {f"GPU-{number}": free for number in range(3)})
+    assert indices(ask(free, Share(1000), free, Share(1000))) == [[0], [1], [0], [1]]
+
+
 def test_an_init_container_is_over_when_the_apps_run():
     both = (
         ContainerRequest("first", 1, Share(8192), ContainerKind.INIT),

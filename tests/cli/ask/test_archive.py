@@ -1,6 +1,7 @@
 """Snapshots: nothing secret gets into one, what comes out answers the same, and a bad file is told."""
 
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,17 @@ def test_a_cleaned_cluster_answers_the_same(shorts: list[dict[str, Any]], policy
         assert told[0] == told[1]
 
 
+UNKNOWN = {"metadata": {"namespace": "a", "name": "p"}, "spec": {"containers": []}}
+
+
+def known(name: str) -> dict[str, Any]:
+    return {"metadata": {"namespace": "a", "name": name, "uid": "u"}, "spec": {"containers": []}}
+
+
+def facts_of(facts: dict[str, Any]) -> bytes:
+    return json.dumps({"kind": "ShoalSnapshot", "version": 1, "taken": "", "shoal": "", "facts": facts}).encode()
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -160,6 +172,10 @@ def test_a_cleaned_cluster_answers_the_same(shorts: list[dict[str, Any]], policy
         (gzip.compress(b"x" * 100, mtime=0)[:-9], "cannot be read"),
         (b"[" * 100_000, "is no snapshot"),
         (b"\xff\xfe", "is no snapshot"),
+        (b'{"kind":"ShoalSnapshot","version":1,"taken":"\\ud83d","shoal":"","facts":{}}', "is no snapshot"),
+        (facts_of({"settings": {"policy": "best"}}), "no policy 'best': choose one of"),
+        (facts_of({"pods": [UNKNOWN]}), "pod a/p has no metadata.uid"),
+        (facts_of({"pods": [known("p"), known("q")]}), "pods a/p and a/q have one metadata.uid, 'u'"),
     ],
 )
 def test_a_bad_file_is_told(tmp_path: Path, content: bytes, words: str) -> None:

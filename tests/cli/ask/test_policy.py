@@ -176,7 +176,7 @@ def test_the_schedulers_configmap_comes_first(packed: Small) -> None:
     assert problems == []
 
 
-@pytest.mark.parametrize("text", ["policy: best", "a: [", "7", "more: 1", "x" * 70_000])
+@pytest.mark.parametrize("text", ["policy: best", "a: [", "7", "more: 1", "x" * 70_000, "[" * 9_000, "a: 1\n---\nb: 2"])
 def test_settings_that_cannot_be_read_are_told_and_do_not_count(packed: Small, text: str) -> None:
     known, problems = settings_of(packed.facts.nodes, packed.facts.pods, settings_map(text))
     assert known.policy == "binpack"

@@ -216,12 +216,42 @@ def test_other_kinds_are_passed_over(small: Small, tmp_path: Path) -> None:
         ("{kind: Deployment, metadata: {name: x}, spec: {replicas: many}}", "replicas holds 'many'"),
         (f"{{kind: Deployment, metadata: {{name: x}}, spec: {{replicas: {MAX_PODS + 1}}}}}", "give a --count"),
         ("[" * 3000, "is no YAML"),
+        ("{kind: Pod, metadata: {creationTimestamp: 2026-13-45}}", "is no YAML"),
+        (r'{"kind": "Pod", "metadata": {"name": "\U00110000"}}', "is no YAML"),
+        (r'{"kind": "Pod", "metadata": {"name": "\ud83d\ude00"}}', "Pod '\U0001f600' has a pod without containers"),
     ],
 )
 def test_a_file_without_pods_is_told(small: Small, tmp_path: Path, text: str, words: str) -> None:
     result = shoal("what-if", "-f", "-", "--snapshot", small.save(tmp_path / "s"), stdin=text)
     assert result.exit_code == 1
     assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [(r"\ud83d\ude00", "\U0001f600"), (r"\ud83d", "\ufffd"), (r"\ude00x", "\ufffdx")]
+)
+@pytest.mark.parametrize("form", ["json", "yaml", None])
+@pytest.mark.parametrize("place", ["name", "namespace", "annotation", "amount", "selector"])
+def test_a_character_of_two_escapes_is_one(
+    small: Small, tmp_path: Path, written: str, read: str, form: str | None, place: str
+) -> None:
+    pod = shorthand.pod("x", {"mem": 3})
+    limits, mark = pod["spec"]["containers"][0]["resources"]["limits"], "@mark@"
+    if place in ("name", "namespace"):
+        pod["metadata"][place] = mark
+    elif place == "annotation":
+        pod["metadata"]["annotations"] = {"shoal.dev/policy": mark}
+    elif place == "amount":
+        limits["aliyun.com/gpu-mem"] = mark
+    else:
+        pod["spec"]["nodeSelector"] = {"zone": mark}
+    options = () if form is None else ("-o", form)
+    text = json.dumps(pod).replace(mark, written)
+    result = shoal("what-if", "-f", "-", "--snapshot", small.save(tmp_path / "s"), *options, stdin=text)
+    assert isinstance(result.exception, SystemExit | None), result.exception
+    assert result.exit_code == (0 if place in ("name", "namespace") else 1)
+    if place in ("name", "namespace"):
+        assert read in result.stdout
 
 
 def test_a_stateful_set_brings_its_claims(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from shoal.cli.doctor.finding import Finding, Level, some
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.others import Lease
 from shoal.kube.objects.pod import Pod
-from shoal.model.contract import gpushare, shoal
+from shoal.model.contract import decisions, gpushare, shoal
 from tests.testbed.fake_nodes import node
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
@@ -88,7 +88,11 @@ def policy(name: str, unit: str = "GiB") -> dict[str, Any]:
     return {"metadata": {"name": name}, "spec": {"variables": [{"name": "unit", "expression": f"'{unit}'"}]}}
 
 
-POLICIES = (shoal.POLICY_PODS, shoal.POLICY_TEMPLATES, shoal.POLICY_CRON_JOBS)
+POLICIES = (
+    *(shoal.POLICY_PODS, shoal.POLICY_TEMPLATES, shoal.POLICY_CRON_JOBS),
+    *(*decisions.POLICIES_DECISIONS, *decisions.POLICIES_VISIBLE_DEVICES, decisions.POLICY_EXEMPTIONS),
+    *decisions.POLICIES_FENCE,
+)
 
 SOUND = Facts(
     version="v1.36.3",
@@ -191,6 +195,16 @@ WRONG: tuple[tuple[str, dict[str, Any], str, Level, str], ...] = (
     ("no leader", {"leader": []}, "scheduler", Level.FAILED, "nobody leads"),
     ("nobody behind the Service", {"extender": []}, "scheduler", Level.FAILED, "nobody answers behind"),
     (
+        "two schedulers of ours",
+        {
+            "deployments": [
+                workload(shoal.NAME_SCHEDULER, readyReplicas=1),
+                workload(shoal.NAME_SCHEDULER, readyReplicas=1),
+            ]
+        },
+        *("scheduler", Level.FAILED, "without a common lease"),
+    ),
+    (
         "two extenders",
         {
             "deployments": [
@@ -206,7 +220,15 @@ WRONG: tuple[tuple[str, dict[str, Any], str, Level, str], ...] = (
         {"deployments": [workload(shoal.NAME_SCHEDULER, "9.9", readyReplicas=1)]},
         *("versions", Level.WARNING, "shoal-scheduler 9.9"),
     ),
-    ("no policies", {"policies": [], "bindings": []}, "admission", Level.WARNING, "not there"),
+    (
+        "no policies",
+        {"policies": [], "bindings": []},
+        "admission",
+        Level.WARNING,
+        "bad requests are told by events only",
+    ),
+    ("no guards", {"policies": [], "bindings": []}, "admission", Level.FAILED, "tenants can write what was decided"),
+    ("no fence", {"policies": [], "bindings": []}, "admission", Level.FAILED, "an agent can write to any node"),
     ("idle policies", {"bindings": []}, "admission", Level.FAILED, "bound by nothing that denies"),
     (
         "policies of another unit",

@@ -85,7 +85,7 @@ class TestRealApiServer:
         unknown = [says for (_, level), says in found.items() if level == Level.UNKNOWN]
         assert unknown == ["no ready node renews a lease"], "a viewer may read all that is looked at"
         assert found["cards", "ok"] == "1 node(s) show their cards"
-        assert found["admission", "ok"] == "bad GPU requests are refused"
+        assert found["admission", "ok"] == "bad GPU requests are refused, and decisions are guarded"
         assert found["rights", "ok"] == "shoal-agent, shoal-scheduler have their ClusterRoleBinding"
         assert found["scheduler", "failed"].startswith("nobody")
         for verb, kind in (("get", "secrets"), ("delete", "pods"), ("create", "pods/exec"), ("patch", "nodes")):
@@ -100,9 +100,30 @@ def test_a_node_in_good_health(tmp_path: Path) -> None:
     paths = _host(tmp_path)
     (paths.cdi[0] / "nvidia.yaml").write_text(f"kind: {gpushare.RESOURCE_MEMORY}\n")
     levels = {one.check: one.level for one in look(paths, _cards)}
-    assert levels == {"driver": Level.OK, "kubelet": Level.FAILED, "cdi": Level.NOTE, "cgroups": Level.OK}
+    assert levels == {
+        "driver": Level.OK,
+        "kubelet": Level.FAILED,
+        "cdi": Level.NOTE,
+        "cgroups": Level.OK,
+        "toolkit": Level.NOTE,
+    }
     (paths.cdi[0] / "nvidia.yaml").write_text("kind: nvidia.com/gpu\n")
     assert [one.says for one in look(paths, _cards) if one.check == "cdi"] == ["NVIDIA's own spec is there"]
+
+
+@pytest.mark.parametrize(
+    ("written", "level"),
+    [
+        ("accept-nvidia-visible-devices-envvar-when-unprivileged = false\n[nvidia-container-cli]\n", Level.OK),
+        ("accept-nvidia-visible-devices-envvar-when-unprivileged = true\n", Level.WARNING),
+        ("#accept-nvidia-visible-devices-envvar-when-unprivileged = false\n", Level.WARNING),
+        ("accept = [", Level.WARNING),
+    ],
+)
+def test_whether_the_toolkit_believes_containers(tmp_path: Path, written: str, level: Level) -> None:
+    paths = _host(tmp_path)
+    paths.toolkit[0].write_text(written)
+    assert [one.level for one in look(paths, _cards) if one.check == "toolkit"] == [level]
 
 
 def test_a_node_without_a_driver(tmp_path: Path) -> None:
@@ -126,4 +147,5 @@ def _host(folder: Path) -> HostPaths:
         pod_resources=folder / "pods.sock",
         cdi=(folder / "cdi", folder / "cdi-own"),
         cgroup2=folder / "cgroup.controllers",
+        toolkit=(folder / "config.toml",),
     )

@@ -22,10 +22,10 @@ from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender.filtering import OFFER_ALL, Offer
 from shoal.scheduler.extender.memory.holds import SECONDS
 from shoal.scheduler.extender.server import Address, Extender
-from shoal.scheduler.extender.tls import TlsFiles
+from shoal.scheduler.extender.tls import Tls as ServerTls
 from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.feasibility.feasibility import Feasibility
-from shoal.scheduler.kube_scheduler import Mode, Tls, configuration
+from shoal.scheduler.kube_scheduler import InlineTls, Mode, Tls, configuration
 from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.telling.tell import Teller
 from tests.scheduler.extender.scene import books_of, clearing_of
@@ -43,7 +43,7 @@ class Live:
     port: int
 
     def configuration(
-        self, *, mode: Mode = Mode.DEFAULT, node_cache: bool = True, tls: Tls | None = None
+        self, *, mode: Mode = Mode.DEFAULT, node_cache: bool = True, tls: Tls | InlineTls | None = None
     ) -> dict[str, Any]:
         """The printed configuration, but for what only a control-plane node has: its kubeconfig and its lease."""
         scheme = "http" if tls is None else "https"
@@ -66,7 +66,7 @@ async def live(
     *,
     policy: str = "binpack",
     hold_seconds: float = SECONDS,
-    tls: TlsFiles | None = None,
+    tls: ServerTls | None = None,
     all_up_to: int = OFFER_ALL,
     kubeconfig: Path | None = None,
 ) -> AsyncIterator[Live]:
@@ -90,7 +90,7 @@ async def live(
         extender = Extender(verbs, books, metrics=metrics, not_ready=lambda: "", clock=time.monotonic)
         async with (
             Reflector(client, NODES, consumers=[books.on_node]) as nodes,
-            Reflector(client, PODS, consumers=[books.on_pod]) as pods,
+            Reflector(client, PODS, consumers=[books.on_pod, verbs.waiting.on_pod]) as pods,
         ):
             await nodes.wait_synced()
             await pods.wait_synced()

@@ -1,5 +1,6 @@
 """The extender's parts on books that the test writes itself, as the watch would."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,15 +119,25 @@ class Scene:
     def gone(self, pod: Pod) -> None:
         self.books.on_pod(Change(Kind.DELETED, pod, None))
 
+    def shown(self, body: bytes) -> bytes:
+        """The request, once the watch has shown its pod."""
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            manifest = json.loads(body)["Pod"]
+            known = self.books.pod(manifest["metadata"]["uid"])
+            if known is None or not known.spec.node_name:
+                self.add_pod(manifest)
+        return body
+
     def filter(self, body: bytes) -> dict[str, Any]:
+        self.shown(body)
         answer: dict[str, Any] = json.loads(self.verbs.filter(body))
         return answer
 
     def prioritize(self, body: bytes) -> dict[str, int]:
-        return {entry["Host"]: entry["Score"] for entry in json.loads(self.verbs.prioritize(body))}
+        return {entry["Host"]: entry["Score"] for entry in json.loads(self.verbs.prioritize(self.shown(body)))}
 
     def preempt(self, body: bytes) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self.verbs.preempt(body))["NodeNameToMetaVictims"]
+        answer: dict[str, Any] = json.loads(self.verbs.preempt(self.shown(body)))["NodeNameToMetaVictims"]
         return answer
 
     def free(self, node: str) -> list[int]:

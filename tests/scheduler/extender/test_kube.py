@@ -4,6 +4,7 @@ import functools
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 
 import pytest
 
@@ -11,10 +12,13 @@ from shoal.kube.client import Client
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import CLAIMS, PODS, STORAGE_CLASSES, VOLUMES
 from shoal.model.contract import gpushare
+from shoal.scheduler.credentials.bundle import Bundle
+from shoal.scheduler.credentials.own_tls import OwnTls
+from shoal.scheduler.credentials.secret import BundleSecret
 from shoal.scheduler.extender.filtering import OFFER_ALL
 from shoal.scheduler.extender.memory.holds import SECONDS
-from shoal.scheduler.extender.tls import TlsFiles
-from shoal.scheduler.kube_scheduler import Mode, Tls
+from shoal.scheduler.extender.tls import FileTls, TlsFiles
+from shoal.scheduler.kube_scheduler import InlineTls, Mode, Tls
 from tests.scheduler.extender.live import live
 from tests.scheduler.extender.pods import CLASSES, all_bound, pod, until, used
 from tests.testbed.control_plane import ControlPlane
@@ -219,8 +223,39 @@ async def test_tls_with_client_certificates(
     authority = control_plane.api.authority
     server, caller = authority.server("extender", ["127.0.0.1"]), authority.client("kube-scheduler")
     files = TlsFiles(server.certificate, server.key, client_ca=authority.certificate)
-    async with live(control_plane, tls=files) as extender:
+    async with live(control_plane, tls=FileTls(files)) as extender:
         tls = Tls(str(authority.certificate), str(caller.certificate), str(caller.key))
         control_plane.start_scheduler(extender.configuration(tls=tls))
         await client.create(PODS, pod("p", mem="4"), namespace=room)
         await until(client, room, all_bound)
+
+
+async def test_tls_of_the_extenders_own_making(
+    control_plane: ControlPlane, fake_nodes: FakeNodes, client: Client, room: str
+) -> None:
+    """kube-scheduler takes certificates in its configuration; the old ones serve until the new ones are used."""
+    await fake_nodes(1, gpus=1)
+    secret = BundleSecret(client, namespace=room, name="own", now=lambda: datetime.now(UTC))
+    async with live(control_plane, tls=await OwnTls.begun(secret)) as extender:
+        old = half(await secret.ensure())
+        control_plane.start_scheduler(extender.configuration(tls=old))
+        await client.create(PODS, pod("first", mem="2"), namespace=room)
+        await until(client, room, all_bound)
+        new = half(await secret.rotate_client())
+        await client.create(PODS, pod("second", mem="2"), namespace=room)
+        await until(client, room, all_bound)
+        control_plane.stop_schedulers()
+        control_plane.start_scheduler(extender.configuration(tls=new))
+        await client.create(PODS, pod("third", mem="2"), namespace=room)
+        await until(client, room, all_bound)
+        control_plane.stop_schedulers()
+        control_plane.start_scheduler(extender.configuration(tls=old))
+        await client.create(PODS, pod("fourth", mem="2"), namespace=room)
+        refused = functools.partial(extender.metrics.requests.value, gpushare.PATH_FILTER, "401")
+        pods = await until(client, room, lambda _: refused() > 0)
+    assert {pod.metadata.name for pod in pods if not pod.spec.node_name} == {"fourth"}
+
+
+def half(bundle: Bundle) -> InlineTls:
+    """What kube-scheduler is given."""
+    return InlineTls(bundle.authority.certificate, bundle.client.certificate, bundle.client.key)

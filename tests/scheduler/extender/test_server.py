@@ -20,8 +20,10 @@ from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
 from shoal.kube.resources import NODES, PODS
 from shoal.kube.store import Change, Kind
+from shoal.scheduler import health
 from shoal.scheduler.extender.server import Address, Extender
-from shoal.scheduler.extender.tls import TlsError, TlsFiles
+from shoal.scheduler.extender.tls import FileTls, TlsError, TlsFiles
+from shoal.scheduler.http.bounds import Bounds
 from shoal.scheduler.metrics import LedgerSource
 from tests.scheduler.extender.requests import args, binding, pod, preemption
 from tests.scheduler.extender.scene import Scene
@@ -48,6 +50,12 @@ class Served:
         self.ready = ready
 
     async def post(self, verb: str, body: bytes) -> Any:
+        """The answer to a request whose pod the watch has shown."""
+        self.scene.shown(body)
+        return await self.ask(verb, body)
+
+    async def ask(self, verb: str, body: bytes) -> Any:
+        """The answer to a request as it is."""
         async with self.session.post(f"{PREFIX}/{verb}", data=body) as answer:
             assert answer.status == 200
             assert answer.content_type == "application/json"
@@ -63,10 +71,10 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(scene: Scene, **bounds: Any) -> AsyncIterator[Served]:
+async def serving(scene: Scene, bounds: Bounds | None = None, **options: Any) -> AsyncIterator[Served]:
     ready = Ready()
     async with (
-        extender_of(scene, ready).serve(Address("127.0.0.1", 0, **bounds)) as port,
+        extender_of(scene, ready).serve(Address("127.0.0.1", 0, bounds=bounds or Bounds(), **options)) as port,
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
     ):
         yield Served(scene, session, port, ready)
@@ -89,7 +97,8 @@ async def served() -> AsyncIterator[Served]:
 async def test_the_routes_gpushare_has(served: Served) -> None:
     assert await served.get("/version") == (200, "0.1.0")
     assert (await served.post("filter", args(pod(), ["a"])))["NodeNames"] == ["a"]
-    assert (await served.get(f"{PREFIX}/inspect"))[0] == 200
+    for gone in ("/healthz", "/readyz", "/metrics"):
+        assert (await served.get(gone))[0] == 404
     assert (await served.get("/debug/pprof/"))[0] == 404
     assert (await served.get(f"{PREFIX}/filter"))[0] == 405
 
@@ -114,31 +123,43 @@ async def test_what_cannot_be_read_is_answered_as_each_verb_can(served: Served) 
 
 async def test_nothing_is_decided_while_not_ready(served: Served) -> None:
     served.ready.reason = "the pods are not listed yet"
-    assert await served.get("/readyz") == (503, "the pods are not listed yet")
-    assert await served.get("/healthz") == (200, "ok")
     assert (await served.post("filter", args(pod(), ["a"])))["Error"] == "the pods are not listed yet"
     assert (await served.post("bind", binding(pod(), "a")))["Error"] == "the pods are not listed yet"
     assert await served.status("prioritize", args(pod(), ["a"])) == 503
     assert len(served.scene.verbs.holds) == 0
     served.ready.reason = ""
-    assert await served.get("/readyz") == (200, "ok")
+    assert await served.status("prioritize", args(pod(), ["a"])) == 200
 
 
 async def test_bodies_are_bounded() -> None:
-    async with serving(Scene(), max_body=1000) as served:
+    async with serving(Scene(), Bounds(body=1000)) as served:
         assert await served.status("filter", b"x" * 1001) == 413
         assert await served.status("filter", b"{}") == 200
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
-    async with serving(Scene(), body_seconds=0.05) as served:
+    async with serving(Scene(), Bounds(seconds=0.05)) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(f"POST {PREFIX}/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{".encode())
         assert b" 408 " in await reader.readline()
         writer.close()
 
 
-async def test_inspect_is_ordered_and_tells_what_it_does_not_know(served: Served) -> None:
+async def test_inspect_is_for_callers_with_a_certificate_unless_switched_on(served: Served) -> None:
+    for path in ("inspect", "inspect/a"):
+        status, text = await served.get(f"{PREFIX}/{path}")
+        assert (status, "openInspect" in text) == (403, True)
+
+
+async def test_inspect_is_ordered_and_tells_what_it_does_not_know() -> None:
+    scene = Scene()
+    scene.add_node("a", 2)
+    scene.add_node("b", 1)
+    async with serving(scene, open_inspect=True) as served:
+        await inspected(served)
+
+
+async def inspected(served: Served) -> None:
     scene = served.scene
     scene.add_node("0", 1)
     scene.add_node("bare", 0)
@@ -174,12 +195,40 @@ async def test_inspect_is_ordered_and_tells_what_it_does_not_know(served: Served
     assert "nobody" in json.loads(text)["error"]
 
 
+@contextlib.asynccontextmanager
+async def health_of(served: Served) -> AsyncIterator[aiohttp.ClientSession]:
+    """The other port."""
+    options = {"metrics": served.scene.metrics, "not_ready": lambda: served.ready.reason, "clock": lambda: 0.0}
+    async with (
+        health.serve("127.0.0.1", 0, **options) as port,  # type: ignore[arg-type]
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
+    ):
+        yield session
+
+
+async def test_health_has_a_port_of_its_own(served: Served) -> None:
+    async def get(path: str) -> tuple[int, str]:
+        async with session.get(path) as answer:
+            return answer.status, await answer.text()
+
+    async with health_of(served) as session:
+        assert await get("/readyz") == (200, "ok")
+        served.ready.reason = "the pods are not listed yet"
+        assert await get("/readyz") == (503, "the pods are not listed yet")
+        assert await get("/healthz") == (200, "ok")
+        assert await get("/version") == (200, "0.1.0")
+        assert (await get(f"{PREFIX}/inspect"))[0] == 404
+        async with session.post(f"{PREFIX}/filter", data=b"{}") as answer:
+            assert answer.status == 404
+
+
 async def test_metrics_can_be_read(served: Served) -> None:
     served.scene.metrics.registry.add(LedgerSource(served.scene.books.engine.ledger))
     await served.post("filter", args(pod(mem="20"), ["a", "b"]))
     await served.status("prioritize", b"")
-    status, text = await served.get("/metrics")
-    assert status == 200
+    async with health_of(served) as session, session.get("/metrics") as answer:
+        assert answer.status == 200
+        text = await answer.text()
     _, samples = parse(text)
     assert samples["shoal_scheduler_http_requests_total", (("route", f"{PREFIX}/filter"), ("status", "200"))] == 1
     assert samples["shoal_scheduler_http_requests_total", (("route", f"{PREFIX}/prioritize"), ("status", "400"))] == 1
@@ -199,7 +248,7 @@ async def test_a_connection_that_breaks_off_leaves_the_server_well(served: Serve
         await writer.drain()
         writer.close()
         await writer.wait_closed()
-    assert await served.get("/healthz") == (200, "ok")
+    assert await served.get("/version") == (200, "0.1.0")
 
 
 # TLS
@@ -216,43 +265,35 @@ def test_tls_files_that_cannot_be_used_are_told(tmp_path: Path) -> None:
 async def test_tls_and_renewed_certificates(tmp_path: Path) -> None:
     old = make_pki(tmp_path / "old", now=datetime.now(UTC))
     new = make_pki(tmp_path / "new", now=datetime.now(UTC))
-    files = TlsFiles(old.certificate, old.key)
-    scene = Scene()
-    extender = extender_of(scene, Ready())
-    context = files.context()
-    async with extender.serve(Address("127.0.0.1", 0, tls=files)) as port:
-        assert await _version(port, old.authority) == "0.1.0"
+    tls = FileTls(TlsFiles(old.certificate, old.key))
+    async with extender_of(Scene(), Ready()).serve(Address("127.0.0.1", 0, tls=tls)) as port:
+        trusted = old.authority
+        assert await _version(port, trusted) == "0.1.0"
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
             await _version(port, new.authority)
-    shutil.copy(new.certificate, old.certificate)
-    files.renew(context)  # half renewed: certificate and key do not belong together
-    shutil.copy(new.key, old.key)
-    files.renew(context)
-    async with extender.serve(Address("127.0.0.1", 0, tls=files)) as port:
+        shutil.copy(new.certificate, old.certificate)
+        tls.renew()  # half renewed: certificate and key do not belong together
+        assert await _version(port, trusted) == "0.1.0"
+        shutil.copy(new.key, old.key)
+        tls.renew()
         assert await _version(port, new.authority) == "0.1.0"
 
 
-async def test_with_a_client_authority_strangers_get_no_further_than_kubelet(tmp_path: Path) -> None:
+async def test_with_a_client_authority_strangers_get_no_further_than_the_handshake(tmp_path: Path) -> None:
     pki = make_pki(tmp_path, now=datetime.now(UTC))
     trust = ssl.create_default_context(cafile=str(pki.authority))
-    tls = TlsFiles(pki.certificate, pki.key, client_ca=pki.authority)
+    tls = FileTls(TlsFiles(pki.certificate, pki.key, client_ca=pki.authority))
+    scene = Scene()
     async with (
-        extender_of(Scene(), Ready()).serve(Address("127.0.0.1", 0, tls=tls)) as port,
+        extender_of(scene, Ready()).serve(Address("127.0.0.1", 0, tls=tls)) as port,
         aiohttp.ClientSession(f"https://127.0.0.1:{port}", connector=aiohttp.TCPConnector(ssl=trust)) as session,
     ):
-        for path, status in (
-            ("/healthz", 200),
-            ("/readyz", 200),
-            ("/version", 200),
-            ("/metrics", 401),
-            (f"{PREFIX}/inspect", 401),
-            ("/nowhere", 401),
-        ):
-            async with session.get(path) as answer:
-                assert (path, answer.status) == (path, status)
-        for verb in ("filter", "prioritize", "preempt", "bind"):
-            async with session.post(f"{PREFIX}/{verb}", data=b"{}") as answer:
-                assert (verb, answer.status) == (verb, 401)
+        for path in ("/version", f"{PREFIX}/inspect"):
+            with pytest.raises((aiohttp.ClientError, ConnectionError)):
+                await session.get(path)
+        with pytest.raises((aiohttp.ClientError, ConnectionError)):
+            await session.post(f"{PREFIX}/filter", data=b"{}")
+    assert "http_requests_total{" not in scene.metrics.registry.text(), "nothing was read"
 
 
 async def _version(port: int, authority: Path) -> str:
@@ -320,18 +361,24 @@ async def test_bind_tells_why_it_cannot(cluster: Served) -> None:
     assert await cluster.post("bind", binding(one, "a")) == {"Error": ""}
     error = (await cluster.post("bind", binding(two, "a")))["Error"]
     assert error.startswith("Insufficient GPU Memory in one device: a (")
-    assert "not known" in (await cluster.post("bind", binding(pod("stranger"), "a")))["Error"]
+    assert "has not shown such a pod" in (await cluster.post("bind", binding(pod("stranger"), "a")))["Error"]
     await cluster.scene.client.delete(PODS, "two", namespace="default", grace_seconds=0)
     error = (await cluster.post("bind", binding(two, "b")))["Error"]
     assert "not found" in error
     assert cluster.scene.free("b") == [16], "a refused Binding frees the cards"
 
 
-async def test_a_scored_pod_the_watch_has_not_shown_can_be_bound(cluster: Served) -> None:
+async def test_a_pod_the_watch_shows_a_moment_later_is_decided_on_then(cluster: Served) -> None:
     created = await cluster.scene.client.create(PODS, pod("early"), namespace="default")
     manifest = pod("early")
     manifest["metadata"]["uid"] = created.metadata.uid
-    assert (await cluster.post("filter", args(manifest, ["a"])))["NodeNames"] == ["a"]
+    asked = asyncio.create_task(cluster.ask("filter", args(manifest, ["a"])))
+    await asyncio.sleep(0.1)
+    assert not asked.done()
+    change = Change(Kind.ADDED, None, created)
+    cluster.scene.books.on_pod(change)
+    cluster.scene.verbs.waiting.on_pod(change)
+    assert (await asked)["NodeNames"] == ["a"]
     assert await cluster.post("bind", binding(manifest, "a")) == {"Error": ""}
 
 

@@ -18,7 +18,7 @@ READERS = (wire.read_args, wire.read_binding, wire.read_preemption)
 def test_names_and_whole_nodes_are_read() -> None:
     for whole in (False, True):
         args = wire.read_args(requests.args(requests.pod(), ["a", "b"], whole=whole))
-        assert (args.pod.metadata.name, list(args.names), args.nodes is not None) == ("p", ["a", "b"], whole)
+        assert (args.pod.name, list(args.names), args.nodes is not None) == ("p", ["a", "b"], whole)
 
 
 def test_nodes_go_back_as_they_came() -> None:
@@ -77,7 +77,7 @@ def test_a_binding_is_read() -> None:
         (b'{"Pod":{}}', "cannot get node names"),
         (b'{"Pod":{},"NodeNames":null,"Nodes":null}', "cannot get node names"),
         (b'{"Pod":{},"NodeNames":[1]}', "cannot be read"),
-        (b'{"Pod":{"spec":[]},"NodeNames":[]}', "cannot be read"),
+        (b'{"Pod":{"metadata":[]},"NodeNames":[]}', "cannot be read"),
         (b'{"Pod":{},"Nodes":{"items":[7]}}', "cannot be read"),
         (b'{"Pod":{},"Nodes":{"items":[{"metadata":{"labels":{"l":"\x80"}}}]}}', "cannot be read"),
         (b'{"Pod":' + b"[" * 100_000, "cannot be read"),

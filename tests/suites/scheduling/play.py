@@ -240,7 +240,10 @@ class Play:
             events = [
                 event for event in self._cluster.events(namespace) if about.items() <= event["involvedObject"].items()
             ]
-            if any(event["reason"] == told["reason"] and told["has"] in event["message"] for event in events):
+            said = [event["message"] for event in events if event["reason"] == told["reason"]]
+            betrayed = [text for text in said if any(word in text for word in told.get("lacks", []))]
+            assert not betrayed, betrayed
+            if any(told["has"] in text for text in said):
                 return ""
             return f"no {told['reason']} with {told['has']!r} among {[(e['reason'], e['message']) for e in events]}"
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from tests.testbed.processes import Process, Run
 
 SHOAL = Path(sys.executable).with_name("shoal")
-_SERVING = re.compile(rb"^serving on (\d+)$", re.MULTILINE)
+_SERVING = re.compile(rb"^serving on (\d+), health on (\d+)$", re.MULTILINE)
 
 
 class SchedulerProcess:
@@ -26,6 +27,9 @@ class SchedulerProcess:
         self._process: Process | None = None
         self.options = tuple(options)
         self.port = 0
+        self.health_port = 0
+        #: What a caller of the extender's port trusts and shows, when that has TLS.
+        self.tls: ssl.SSLContext | None = None
         self._said = 0
 
     @property
@@ -36,6 +40,7 @@ class SchedulerProcess:
     def launch(self) -> None:
         """Start it, and wait for nothing."""
         flags = ["--host", "127.0.0.1", "--port", str(self.port), "--kubeconfig", str(self._kubeconfig)]
+        flags += ["--health-host", "127.0.0.1", "--health-port", str(self.health_port), "--open-inspect"]
         self._process = self._run.process(self._name, [SHOAL, "scheduler", *flags, *self.options])
         self._said = self.log_size()
         self._process.start()
@@ -71,20 +76,20 @@ class SchedulerProcess:
             found = _SERVING.search(log.read())
         if found is None:
             return False
-        self.port = int(found[1])
+        self.port, self.health_port = int(found[1]), int(found[2])
         return True
 
     def readiness(self) -> str:
         """Why it decides nothing now; empty when it does."""
         try:
-            status, text = self._get("/readyz")
+            status, text = self._get("/readyz", self.health_port)
         except (OSError, http.client.HTTPException) as error:
             return str(error) or type(error).__name__
         return "" if status == 200 else text
 
     def inspect(self) -> dict[str, Any]:
         """The ledger as gpushare's clients see it, by node."""
-        status, text = self._get("/gpushare-scheduler/inspect")
+        status, text = self._get("/gpushare-scheduler/inspect", self.port)
         assert status == 200, text
         return {node["name"]: node for node in json.loads(text)["nodes"]}
 
@@ -116,12 +121,16 @@ class SchedulerProcess:
         return None if found < 0 else found + len(text.encode())
 
     def _metrics(self) -> str:
-        status, text = self._get("/metrics")
+        status, text = self._get("/metrics", self.health_port)
         assert status == 200, text
         return text
 
-    def _get(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+    def _get(self, path: str, port: int) -> tuple[int, str]:
+        connection = (
+            http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=self.tls)
+            if port == self.port and self.tls is not None
+            else http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        )
         try:
             connection.request("GET", path)
             response = connection.getresponse()

@@ -5,7 +5,7 @@ healthy: false, clients: 0}`), `labels`, `taints`, `cordoned`, `cpu`, and `capac
 plugin runs: what it counts, and no inventory.
 
 A pod: what its container asks for (`mem`, `core`, `mps`, `gpu`, `cpu`), or `containers`, `init` and `sidecars` that do;
-`labels`, `annotations`, `finalizers`; `spec` for all else.
+`namespace`, `labels`, `annotations`, `finalizers`; `spec` for all else.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ RESOURCES = {
     "cpu": "cpu",
 }
 _NODE = {"gpus", "labels", "annotations", "taints", "cordoned", "cpu", "capacity"}
-_POD = {*RESOURCES, "containers", "init", "sidecars", "labels", "annotations", "finalizers", "spec"}
+_POD = {*RESOURCES, "containers", "init", "sidecars", "namespace", "labels", "annotations", "finalizers", "spec"}
 CARD_GIB = 16
 
 
@@ -87,7 +87,7 @@ def pod(name: str, short: Object) -> Object:
         "terminationGracePeriodSeconds": 1,
         **short.get("spec", {}),
     }
-    metadata = {key: short[key] for key in ("labels", "annotations", "finalizers") if key in short}
+    metadata = {key: short[key] for key in ("namespace", "labels", "annotations", "finalizers") if key in short}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": spec}
 
 

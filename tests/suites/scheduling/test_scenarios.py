@@ -22,7 +22,8 @@ for the node called a; both go when it ends. A step is one of
     used         wait until the scheduler counts so many units on each card; `counted`: these pods
     usable       wait until just these cards of nodes take new pods
     says         wait until the scheduler's log says this
-    event        wait for an event: `kind` and `name` of the object, `reason`, what the message `has`
+    event        wait for an event: `kind` and `name` of the object, `reason`, what the message `has`, and what no
+                 message of that reason may hold (`lacks`)
 """
 
 from pathlib import Path

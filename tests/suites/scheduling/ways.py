@@ -9,6 +9,9 @@ On the real ones `shoal scheduler` is its ServiceAccount, with the rights of `de
 """
 
 import asyncio
+import base64
+import ssl
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,18 +21,20 @@ from typing import Any
 
 import yaml
 
+from shoal.kube.access.credentials import KeyPair
 from shoal.kube.access.load import load_access
+from shoal.kube.access.tls import tls_context
 from shoal.kube.client import Client
-from shoal.scheduler.kube_scheduler import configuration
+from shoal.scheduler.config import SECRET
 from tests.suites.embedded import EmbeddedServer
-from tests.suites.scheduling.process import SchedulerProcess
+from tests.suites.scheduling.process import SHOAL, SchedulerProcess
 from tests.testbed import binaries, fake_kubelet
 from tests.testbed.apiserver import ApiServer
 from tests.testbed.cluster import Api
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.processes import Process, Run
 
-RBAC = Path(__file__).parents[3] / "deploy" / "scheduler" / "rbac.yaml"
+DEPLOYED = Path(__file__).parents[3] / "deploy" / "scheduler"
 NAMES = ("default-scheduler", "gpu-scheduler")
 EMBEDDED, STANDALONE, EXTENDER = "embedded", "standalone", "extender"
 WAYS = (EMBEDDED, STANDALONE, EXTENDER)
@@ -93,14 +98,16 @@ def standalone(run: Run, plane: ControlPlane) -> Iterator[Way]:
 
 @contextmanager
 def extender(run: Run, plane: ControlPlane) -> Iterator[Way]:
-    """A real control plane and the stock kube-scheduler, configured as Shoal prints it."""
+    """A real control plane and the stock kube-scheduler, configured as `shoal config kube-scheduler` prints it."""
     settings = plane.api.directory / "extender-only.yaml"
-    settings.write_text(yaml.safe_dump({"schedulerNames": []}))
+    settings.write_text(yaml.safe_dump({"schedulerNames": [], "tls": {"secret": SECRET}}))
     options = ("--config", str(settings), "--no-leader-elect")
     scheduler = SchedulerProcess(run, "extender", as_service_account(plane.api), options)
     scheduler.start()
     try:
-        plane.start_scheduler(asking(scheduler.port))
+        configuration = asking(plane.api, scheduler.port)
+        scheduler.tls = as_kube_scheduler(configuration)
+        plane.start_scheduler(configuration)
         yield Way(EXTENDER, plane.api, scheduler)
     finally:
         plane.stop_schedulers()
@@ -112,12 +119,28 @@ def standalone_options() -> tuple[str, ...]:
     return (*(word for name in NAMES for word in ("--scheduler-name", name)), "--no-leader-elect")
 
 
-def asking(port: int) -> dict[str, Any]:
+def asking(api: ApiServer, port: int) -> dict[str, Any]:
     """The printed configuration, for both names, but for what only a control-plane node has."""
-    document: dict[str, Any] = yaml.safe_load(configuration(binaries.kube_version(), url=f"http://127.0.0.1:{port}"))
+    options = [
+        "--for",
+        binaries.kube_version(),
+        "--url",
+        f"https://127.0.0.1:{port}",
+        "--kubeconfig",
+        str(api.kubeconfig()),
+    ]
+    command = [str(SHOAL), "config", "kube-scheduler", *options]
+    document: dict[str, Any] = yaml.safe_load(subprocess.run(command, check=True, capture_output=True).stdout)
     document.pop("clientConnection", None)
     document.pop("leaderElection")
     return {**document, "profiles": [{"schedulerName": name} for name in NAMES]}
+
+
+def as_kube_scheduler(configuration: dict[str, Any]) -> ssl.SSLContext:
+    """What kube-scheduler trusts and shows."""
+    given = configuration["extenders"][0]["tlsConfig"]
+    ca, certificate, key = (base64.b64decode(given[name]) for name in ("caData", "certData", "keyData"))
+    return tls_context(authority=ca, pair=KeyPair(certificate, key), verify=True)
 
 
 def as_service_account(api: ApiServer) -> Path:
@@ -129,7 +152,8 @@ async def service_account(api: ApiServer) -> Path:
     """The kubeconfig of Shoal's ServiceAccount, with its rights as deployed."""
     path = api.directory / "shoal-scheduler.kubeconfig"
     if not path.exists():
-        api.kubectl("apply", "-f", str(RBAC))
+        for name in ("rbac", "secret"):
+            api.kubectl("apply", "-f", str(DEPLOYED / f"{name}.yaml"))
         async with Client(load_access(environ={}, home=Path("/"), kubeconfig=api.kubeconfig())) as client:
             token = (await client.token("shoal-scheduler", namespace="kube-system")).token
         document = yaml.safe_load(api.kubeconfig().read_text())

@@ -22,6 +22,7 @@ from shoal.gpu.mps.daemon import MpsDaemon
 from shoal.gpu.protocol import LIMITING_CUDA, Driver, Nvml, Survey
 from shoal.kubelet.cdi import ContainerEdits
 from shoal.model.contract import shoal
+from shoal.model.errors import shown
 from shoal.model.gpu import Isolation
 
 log = logging.getLogger(__name__)
@@ -45,8 +46,12 @@ class NodeLimits:
         mps: Mps | None,
         exclusive: bool,
         isolated: Callable[[], bool],
+        may_meet: Callable[[str], bool] = lambda namespace: True,
     ) -> None:
-        """`program` is where the hook is on the host, `door` the socket it asks, `cgroups` the root of cgroups."""
+        """`program` is where the hook is on the host, `door` the socket it asks, `cgroups` the root of cgroups.
+
+        `may_meet` says whether the pods of a namespace may be clients of one daemon with those of others.
+        """
         self._nvml = nvml
         self._program = program
         self._door = door
@@ -54,6 +59,8 @@ class NodeLimits:
         self._mps = mps
         self._exclusive = exclusive
         self._isolated = isolated
+        self._wanted = wanted
+        self._may_meet = may_meet
         self._tiers = {card.uuid: chosen(card, means, wanted) for card in survey.cards}
         for card in survey.cards:
             tier, problem = self._tiers[card.uuid]
@@ -74,12 +81,12 @@ class NodeLimits:
         around = walls(start.container, yields=start.yields)
         if not around:
             return ContainerEdits()
-        tier = self._tier(start) if self._isolated() else Isolation.NONE
+        tier, client = self._kept(start, around) if self._isolated() else (Isolation.NONE, False)
         edits = ContainerEdits(env=(f"{shoal.ENV_ISOLATION}={tier.value}",))
         if tier is Isolation.CGROUP and around.memory_mib:
             vendors = cgroup.vendor_edits(start.hooks, around.memory_mib)
             edits += vendors or cgroup.hook_edits(self._program, self._door, around.memory_mib)
-        if self._mps is not None and self._is_client(tier, around):
+        if self._mps is not None and client:
             inside = self._inside(tier, around)
             name = namespace_of(start.pod_uid, start.container.name, inside)
             edits += self._mps.edits(name, inside, [card.uuid for card in start.cards])
@@ -117,8 +124,19 @@ class NodeLimits:
                 raise RefusedError(problem)
         return min((tier for tier, _ in found), key=STRENGTH.__getitem__, default=Isolation.NONE)
 
-    def _is_client(self, tier: Isolation, around: Walls) -> bool:
-        return tier in _BY_MPS or (tier is Isolation.CGROUP and (around.client or around.threads is not None))
+    def _kept(self, start: Start, around: Walls) -> tuple[Isolation, bool]:
+        """What the container is kept by, and whether it is a client of MPS. RefusedError if it may not be as asked."""
+        tier = self._tier(start)
+        client = tier in _BY_MPS or (tier is Isolation.CGROUP and (around.client or around.threads is not None))
+        if self._mps is None or not client or self._mps.namespaces or self._may_meet(start.namespace):
+            return tier, client
+        if around.client or self._wanted is Wanted.MPS:
+            raise RefusedError(
+                f"namespace {shown(start.namespace)} has not opted in to MPS, and the node's MPS daemon lets every "
+                f"client change the limits of others: label the namespace {shoal.LABEL_MPS}={shoal.MPS_ALLOW}, or set "
+                "mpsForAll on the node if it has one tenant"
+            )
+        return Isolation.NONE if tier is Isolation.MPS else tier, False
 
     def _inside(self, tier: Isolation, around: Walls) -> Walls:
         """What MPS has to limit: not the memory where the cgroup does that."""
@@ -132,10 +150,10 @@ class NodeLimits:
             if self._mps is None or not around or not self._isolated():
                 continue
             try:
-                tier = self._tier(start)
+                tier, client = self._kept(start, around)
             except RefusedError:  # it does not start, and is told so when it tries
                 continue
-            if self._is_client(tier, around):
+            if client:
                 inside = self._inside(tier, around)
                 found[namespace_of(start.pod_uid, start.container.name, inside)] = inside
         return found
@@ -149,9 +167,13 @@ def build(
     cdi: bool,
     environment: Mapping[str, str],
     isolated: Callable[[], bool],
+    opted_in: Callable[[str], bool],
     changed: Callable[[], None],
 ) -> NodeLimits:
-    """The limits that a node's configuration and means allow. `environment` is for the programs of MPS."""
+    """The limits that a node's configuration and means allow. `environment` is for the programs of MPS.
+
+    `opted_in` says of a namespace that its pods may be clients of an MPS daemon that cannot keep them apart.
+    """
     driver = cards.driver.driver()
     source, program = Path(config.limit_hook), paths.programs / cgroup.PROGRAM
     hook = source.is_file()
@@ -178,7 +200,14 @@ def build(
         mps=None if daemon is None else Mps(daemon, changed=changed, starts=config.mps_start, shared_memory=shared),
         exclusive=config.mps_exclusive,
         isolated=isolated,
+        may_meet=opted_in if asks_consent(config, driver) else lambda namespace: True,
     )
+
+
+def asks_consent(config: Config, driver: Driver) -> bool:
+    """Whether namespaces must opt in to MPS on the node."""
+    daemon = mps_daemon(config, driver, {})
+    return daemon is not None and daemon.protocol != 3 and not config.mps_for_all
 
 
 def mps_daemon(config: Config, driver: Driver, environment: Mapping[str, str]) -> MpsDaemon | None:

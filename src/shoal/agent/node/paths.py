@@ -25,6 +25,11 @@ class HostPaths:
     #: Where the agent sees the host's device nodes, and where they are on the host.
     dev: Path = _DEV
     host_dev: Path = _DEV
+    #: Where NVIDIA's toolkit has its configuration: as a package, and as the GPU operator installs it.
+    toolkit: tuple[Path, ...] = (
+        Path("/etc/nvidia-container-runtime/config.toml"),
+        Path("/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"),
+    )
     #: These are the same for the agent and for the host: of sockets, of programs that the host runs, of its cgroups.
     run: Path = Path("/run/shoal")
     programs: Path = Path("/var/lib/shoal")

@@ -258,11 +258,12 @@ class NodePods:
         self._ending.pop(uid, None)
 
     def _end(self, pod: Pod, version: int, *, gone: bool) -> None:
-        """The pod has been given cards, and is over by the API server: it holds them while containers of it run."""
+        """The pod is over by the API server: it holds its cards and devices while anything of it runs."""
         uid = pod.metadata.uid
         before = self._ending.get(uid, _Ending(0))
         self._ending[uid] = _Ending(max(version, before.version), gone or before.gone)
-        self._put(uid, Known(pod, self._holding_given(pod), given=True))
+        given = uid in self._given
+        self._put(uid, Known(pod, self._holding_given(pod) if given else self._holding(pod, again=False), given))
         if self._runs(uid):
             self.ending.set()
         else:
@@ -270,12 +271,12 @@ class NodePods:
 
     def _let_go(self, uid: str) -> None:
         end = self._ending[uid]
+        known = self._known[uid]
         self._unset_given(uid)
-        self._look_at(str(end.version))
-        if end.gone:
-            self._put(uid, None)
-        else:
-            self._take(self._known[uid].pod)
+        self._first.pop(uid, None)
+        if known.holding.resources or known.holding.request.containers:
+            self._look_at(str(end.version))
+        self._put(uid, None if end.gone else replace(known, given=False, over=True))
 
     def _look_at(self, version: str) -> None:
         """Pods are known as they were in a version of the API server's."""
@@ -316,14 +317,7 @@ class NodePods:
         uid = pod.metadata.uid
         if change.new is None:
             self._assumed.pop(uid, None)
-            self._first.pop(uid, None)
-            known = self._known.get(uid)
-            if uid in self._given:
-                self._end(pod, _number(change.version), gone=True)
-            else:
-                self._put(uid, None)
-            if known is not None and (known.holding.resources or known.holding.request.containers):
-                self._look_at(change.version)
+            self._end(pod, _number(change.version), gone=True)
         elif not self._is_older(change.new):
             self._take(change.new, again=False)
         self._changed()
@@ -339,19 +333,14 @@ class NodePods:
     def _take(self, pod: Pod, *, again: bool = True) -> None:
         """Know a pod as it is now. What it holds is read `again`, or when what says so has changed."""
         uid = pod.metadata.uid
-        over = pod.status.phase in _OVER
-        if uid in self._given:
-            if over:
-                self._end(pod, _number(pod.metadata.resource_version), gone=False)
-            else:
-                self._ending.pop(uid, None)
-                self._put(uid, Known(pod, self._holding(pod, again=again), given=True))
+        known = self._known.get(uid)
+        if pod.status.phase not in _OVER:
+            self._ending.pop(uid, None)
+            self._put(uid, Known(pod, self._holding(pod, again=again), given=uid in self._given))
+        elif known is None or not known.over:
+            self._end(pod, _number(pod.metadata.resource_version), gone=False)
         else:
-            known = self._known.get(uid)
-            holding = self._holding(pod, again=again)
-            self._put(uid, Known(pod, holding, over=over))
-            if over and (known is None or not known.over) and (holding.resources or holding.request.containers):
-                self._look_at(pod.metadata.resource_version)
+            self._put(uid, replace(known, pod=pod))
         for future in self._waiting.pop(uid, ()):
             if not future.done():
                 future.set_result(None)
@@ -398,7 +387,9 @@ class NodePods:
     def _show(self, uid: str, known: Known | None) -> None:
         """What a pod has been given is to be shown, or no more."""
         cards: tuple[CardShare, ...] | None = None
-        if known is not None and known.given:
+        if known is not None and uid in self._ending and not known.given and not known.over and known.holding.resources:
+            cards = ()  # it has kubelet's devices still, and no card
+        elif known is not None and known.given:
             names = {gpu.uuid: gpu.index for gpu in self.node.gpus}
             held = known.holding.held()
             cards = tuple([CardShare(uuid, names.get(uuid, 0), share) for uuid, share in held.items()])

@@ -13,7 +13,7 @@ from shoal.agent.nvidia.replicas import Slicing
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.errors import shown
 from shoal.model.gpu import Gpu, NodeGpus
-from shoal.model.request import NO_SHARE, ContainerRequest, Request, Share, accepts, fits
+from shoal.model.request import NO_SHARE, ContainerRequest, Request, Share, accepts, fits, mixes
 
 
 def choose(
@@ -92,7 +92,9 @@ def _fits(
     """Whether the card has room for the container beside others' and the pod's own containers."""
     whole = Allocation("", (*placed, entry)).held()
     own = Allocation("", tuple(placed)).held().get(gpu.uuid, NO_SHARE) if placed else NO_SHARE
-    if own != NO_SHARE and (own.exclusive or any(card.share.exclusive for card in entry.cards)):
+    if own != NO_SHARE and (
+        own.exclusive or any(card.share.exclusive or mixes(own, card.share) for card in entry.cards)
+    ):
         return False
     return fits(gpu, taken.get(gpu.uuid, NO_SHARE), whole[gpu.uuid])
 

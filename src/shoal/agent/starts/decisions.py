@@ -13,6 +13,7 @@ from shoal.agent.node.pods import Known, NodePods
 from shoal.agent.starts.choice import choose
 from shoal.agent.starts.evidence.checkpoint import Checkpoint
 from shoal.agent.starts.evidence.inherited import allocation_by
+from shoal.agent.starts.visible import refuse_own_choice
 from shoal.kube.client import Client
 from shoal.kube.errors import KubeError
 from shoal.kube.resources import PODS, manifest_of
@@ -101,6 +102,10 @@ class Decisions:
                 await self.write_down(known, chosen)
                 log.info("pod %s came without an allocation: cards were chosen here", "/".join(known.key))
         return self._pods.get(known.uid) or known
+
+    async def keep_to_booked(self, known: Known, container: str) -> None:
+        """RefusedError if a container would see other cards than those decided on: without CDI its pod can say so."""
+        await refuse_own_choice(self._client, known, container)
 
     async def write_down(self, known: Known, allocation: Allocation) -> None:
         """Put an allocation on a pod. From now on it counts, also while the write is on its way."""

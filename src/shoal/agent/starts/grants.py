@@ -174,6 +174,8 @@ class Grants:
         for record in records:
             names = recorded_names(record)
             try:
+                if not names:
+                    await self._decisions.keep_to_booked(known, record.container)
                 if partitions.named_by(record.ids):
                     self._give_partitions(known, record, names)
                 elif names:

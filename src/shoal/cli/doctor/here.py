@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ def look(paths: HostPaths, nvml: Callable[[], Nvml]) -> Iterator[Finding]:
     yield from _kubelet(paths)
     yield from _cdi(paths)
     yield from _cgroups(paths)
+    yield from _toolkit(paths)
 
 
 def _driver(nvml: Callable[[], Nvml]) -> Iterator[Finding]:
@@ -64,6 +66,27 @@ def _cgroups(paths: HostPaths) -> Iterator[Finding]:
         yield ok("cgroups", "version 2")
     else:
         yield note("cgroups", "not version 2: no memory walls by cgroup", "boot with cgroup version 2")
+
+
+def _toolkit(paths: HostPaths) -> Iterator[Finding]:
+    """Whether NVIDIA's runtime lets ordinary containers choose cards by their environment."""
+    found = [path for path in paths.toolkit if path.is_file()]
+    if not found:
+        yield note("toolkit", "its configuration is not here", f"set {nvidia.TOOLKIT_ENVVAR} = false in it")
+    for path in found:
+        try:
+            told = tomllib.loads(_text(path)).get(nvidia.TOOLKIT_ENVVAR, True)
+        except tomllib.TOMLDecodeError as error:
+            yield warning("toolkit", f"{path} cannot be read: {error}", "write it anew: nvidia-ctk config")
+            continue
+        if told is False:
+            yield ok("toolkit", "containers do not choose cards by their environment")
+        else:
+            yield warning(
+                "toolkit",
+                f"{path}: an image that sets {nvidia.ENV_VISIBLE_DEVICES} sees cards that were not booked for it",
+                f"set {nvidia.TOOLKIT_ENVVAR} = false there, where containers get their cards by CDI or volume mounts",
+            )
 
 
 def _specs(folder: Path) -> list[Path]:

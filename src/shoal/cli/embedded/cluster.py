@@ -69,7 +69,6 @@ class Cluster:
         self.nodes = Nodes(self.api, plan.nodes, directory / "nodes")
         self._group = asyncio.TaskGroup()
         self._tasks: list[asyncio.Task[None]] = []
-        self.scheduler_port = 0
         self._gc_threshold = gc.get_threshold()
         self._tls_buffer = SSLProtocol.max_size
 
@@ -95,11 +94,13 @@ class Cluster:
             cluster_name=self.plan.name,
             host=_LOOPBACK,
             port=0,
+            health_host=_LOOPBACK,
+            health_port=0,
             memory_unit=self.plan.unit,
             policy=self.plan.policy,
             election=Election(enabled=False),
         )
-        self._start("scheduler", scheduler.run(config, access, identity="embedded", serving=self._on_serving))
+        self._start("scheduler", scheduler.run(config, access, identity="embedded"))
         self._start("agents", self._agents(access))
         return self
 
@@ -165,9 +166,6 @@ class Cluster:
 
     def _start(self, name: str, part: Coroutine[None, None, None]) -> None:
         self._tasks.append(self._group.create_task(part, name=name))
-
-    def _on_serving(self, port: int) -> None:
-        self.scheduler_port = port
 
 
 def _offers(node: Object | None, cards: int) -> bool:

@@ -41,6 +41,7 @@ def demo(examples: Path | None, policy: str) -> None:
     shoal demo
     shoal demo --policy binpack
     """
+    from shoal.embedded.policies.cel import CelError
     from shoal.placement.errors import PolicyError
     from shoal.placement.policies import policy_named
 
@@ -51,7 +52,10 @@ def demo(examples: Path | None, policy: str) -> None:
         raise click.BadParameter(str(error), param_hint="--policy") from None
     folder = examples or _folder()
     with tempfile.TemporaryDirectory(prefix="shoal-") as directory:
-        wrong = asyncio.run(_play(folder, policy, Path(directory)))
+        try:
+            wrong = asyncio.run(_play(folder, policy, Path(directory)))
+        except CelError as error:
+            raise click.ClickException(str(error)) from error
     if wrong:
         for line in wrong:
             click.echo(f"Not as expected: {line}", err=True)

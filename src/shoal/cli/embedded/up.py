@@ -59,6 +59,7 @@ def up(
     from shoal.cli.embedded.cluster import Plan
     from shoal.embedded.nodes.cluster import few, read_file
     from shoal.embedded.nodes.errors import ClusterError, NodesError
+    from shoal.embedded.policies.cel import CelError
     from shoal.placement.errors import PolicyError
     from shoal.placement.policies import policy_named
 
@@ -82,7 +83,7 @@ def up(
         except OSError as error:
             where = error.filename or directory
             raise click.ClickException(f"{where}: {error.strerror or error}: give another --directory") from error
-        except NodesError as error:
+        except (CelError, NodesError) as error:
             raise click.ClickException(str(error)) from error
 
 

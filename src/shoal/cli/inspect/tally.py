@@ -5,15 +5,15 @@ Nodes without Shoal's inventory are read from what they offer (Allocatable), as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shoal.cli.inspect.objects import Condition, Container, Node, Pod
 from shoal.cli.inspect.units import offered, unit_of_capacity, unit_of_inventory
 from shoal.cli.inspect.use import UNKNOWN_ADDRESS, ClusterUse, NodeUse, PodUse, natural, printable
 from shoal.kube.resources import manifest_of
-from shoal.model.allocation import Allocation
+from shoal.model.allocation import Allocation, CardShare
 from shoal.model.bound import allocation_of_manifest
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
@@ -31,7 +31,8 @@ _COUNTED: Final = (gpushare.RESOURCE_MEMORY, gpushare.RESOURCE_COUNT)
 #: CPU and memory of the pod as a whole, which no table shows.
 _NOTHING: Final[Fields] = {}
 _FINISHED: Final = ("Succeeded", "Failed")
-_NO_CARDS: Final[frozenset[str]] = frozenset()
+#: In place of the namespace of a pod that is gone and still holds cards; its UID is all that is known of it.
+GONE: Final = "(gone)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,12 @@ class _Read:
     use: NodeUse | None
     unit: MemoryUnit | None
     problem: str = ""
-    #: The UUIDs of its cards.
-    cards: frozenset[str] = frozenset()
+    #: What its agent says pods hold, by UID.
+    held: Mapping[str, tuple[CardShare, ...]] = field(default_factory=dict)
 
 
 #: A pod and what it was read with; it is read again when one of these is another.
-_Known = tuple[Pod, NodeGpus | None, MemoryUnit, PodUse]
+_Known = tuple[Pod, NodeGpus | None, MemoryUnit, tuple[CardShare, ...] | None, PodUse]
 
 
 class Tally:
@@ -79,6 +80,10 @@ class Tally:
                 on_node.setdefault(use.node, []).append(use)
             elif everywhere:
                 waiting.append(use)
+        for one in read:
+            gone = [_gone(one.object.metadata.name, uid, one.held[uid]) for uid in one.held if uid not in self._pods]
+            if one.use is not None and gone:
+                on_node.setdefault(one.object.metadata.name, []).extend(gone)
         return ClusterUse(
             tuple(_used(one.use, on_node.get(one.use.node.name, ())) for one in read if one.use is not None),
             tuple(sorted(waiting, key=_place)),
@@ -94,19 +99,26 @@ class Tally:
         return known if known is not None and known.object is node else _read_node(node, self._unit)
 
     def _read(self, pods: Iterable[Pod], unit: MemoryUnit) -> dict[str, _Known]:
-        """The pods that ask for GPUs and have not ended, by uid."""
+        """The pods that ask for GPUs and have not ended, and those that hold cards, by uid."""
         found: dict[str, _Known] = {}
         for pod in pods:
-            if not _asks(pod) or pod.status.phase in _FINISHED:
-                continue
             node = self._nodes.get(pod.spec.node_name)
+            given = None if node is None else node.held.get(pod.metadata.uid)
+            if given is None and (not _asks(pod) or pod.status.phase in _FINISHED):
+                continue
             gpus = node.use.node if node is not None and node.use is not None else None
             own = self._unit or (node.unit if node is not None else None) or unit
             known = self._pods.get(pod.metadata.uid)
-            if known is None or known[0] is not pod or known[1] is not gpus or known[2] is not own:
-                known = (pod, gpus, own, _read_pod(pod, gpus, node.cards if node is not None else _NO_CARDS, own))
+            if known is None or known[0] is not pod or known[1] is not gpus or known[2] is not own or known[3] != given:
+                known = (pod, gpus, own, given, _read_pod(pod, gpus, given, own))
             found[pod.metadata.uid] = known
         return found
+
+
+def _gone(node: str, uid: str, cards: tuple[CardShare, ...]) -> PodUse:
+    """A pod that the API server does not show, and whose containers hold cards by the word of the node's agent."""
+    held = {card.uuid: card.share for card in cards}
+    return PodUse(GONE, printable(uid), node, "", None, held, 0, "", ending=True)
 
 
 def _asks(pod: Pod) -> bool:
@@ -143,7 +155,12 @@ def _read_node(node: Node, unit: MemoryUnit | None) -> _Read:
         ready=ready is None or ready.status == "True",
         shares=inventory or units > 0,
     )
-    return _Read(node, use, own, cards=frozenset([gpu.uuid for gpu in gpus.gpus]))
+    try:
+        written = meta.annotations.get(shoal.ANNOTATION_HELD)
+        held = {} if written is None else shoal.decode_held(written).pods
+    except CodecError as error:
+        return _Read(node, use, own, printable(f"node {meta.name}: {error}"))
+    return _Read(node, use, own, held=held)
 
 
 def _printable(gpu: Gpu) -> Gpu:
@@ -160,10 +177,13 @@ def _manifest(node: Node, *, inventory: bool) -> dict[str, object]:
     return manifest
 
 
-def _read_pod(pod: Pod, node: NodeGpus | None, cards: frozenset[str], unit: MemoryUnit) -> PodUse:
+def _read_pod(pod: Pod, node: NodeGpus | None, given: tuple[CardShare, ...] | None, unit: MemoryUnit) -> PodUse:
+    """What a pod has: by the word of its node's agent if it has been `given` cards, else by its record."""
     manifest = _pod_manifest(pod)
-    allocation, why = _placed(manifest, node, cards, unit)
+    allocation, why = _placed(manifest, node, unit)
     held = allocation.held() if allocation is not None else {}
+    if given is not None and held != (by_node := {card.uuid: card.share for card in given}):
+        allocation, held, why = None, by_node, ""
     asked = 0
     if not held:
         asked, broken = _asked(manifest, unit)
@@ -197,9 +217,7 @@ def _container(container: Container, kind: ContainerKind) -> PodContainer:
     return PodContainer(container.name, kind, container.resources.limits, container.resources.requests)
 
 
-def _placed(
-    manifest: PodManifest, node: NodeGpus | None, cards: frozenset[str], unit: MemoryUnit
-) -> tuple[Allocation | None, str]:
+def _placed(manifest: PodManifest, node: NodeGpus | None, unit: MemoryUnit) -> tuple[Allocation | None, str]:
     """The decision on a pod, or why the one it carries does not count."""
     if node is None:
         return None, ""
@@ -207,11 +225,6 @@ def _placed(
         allocation = allocation_of_manifest(manifest, node=node, unit=unit)
     except CodecError as error:
         return None, printable(str(error))
-    if allocation is None:
-        return None, ""
-    for container in allocation.containers:
-        if not cards.issuperset([card.uuid for card in container.cards]):
-            return None, f"it holds a card that node {node.name} no longer has"
     return allocation, ""
 
 

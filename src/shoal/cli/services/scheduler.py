@@ -20,8 +20,11 @@ from shoal.model.contract import gpushare
 @click.option("--config", "path", type=click.Path(path_type=Path), metavar="FILE", help="Settings in YAML.")
 @click.option("--kubeconfig", type=click.Path(path_type=Path), metavar="FILE", help="How to reach the cluster.")
 @click.option("--context", default="", metavar="NAME", help="The context of the kubeconfig to use.")
-@click.option("--host", help="Where the extender, health and metrics answer.")
-@click.option("--port", type=int, envvar=gpushare.ENV_PORT, help="Their port; 0 takes a free one.")
+@click.option("--host", help="Where the extender answers; without TLS on loopback unless given.")
+@click.option("--port", type=int, envvar=gpushare.ENV_PORT, help="Its port; 0 takes a free one.")
+@click.option("--health-host", help="Where health and metrics answer.")
+@click.option("--health-port", type=int, help="Their port; 0 takes a free one.")
+@click.option("--open-inspect", is_flag=True, default=None, help="Let callers without a certificate inspect.")
 @settings.memory_unit()
 @click.option("--policy", help="How nodes and cards are chosen.")
 @click.option(
@@ -53,6 +56,7 @@ def scheduler(
     from shoal.kube.errors import KubeError, LeadershipLostError
     from shoal.scheduler.app import run
     from shoal.scheduler.config import Config
+    from shoal.scheduler.extender.tls import TlsError
 
     settings.log_at(log_level)
     try:
@@ -67,7 +71,12 @@ def scheduler(
 
     async def until_told() -> None:
         task = asyncio.ensure_future(
-            run(config, access, identity=socket.gethostname(), serving=lambda port: click.echo(f"serving on {port}"))
+            run(
+                config,
+                access,
+                identity=socket.gethostname(),
+                serving=lambda ports: click.echo(f"serving on {ports.extender}, health on {ports.health}"),
+            )
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
@@ -76,5 +85,7 @@ def scheduler(
 
     try:
         asyncio.run(until_told())
+    except TlsError as error:
+        raise click.ClickException(str(error)) from error
     except LeadershipLostError as error:
         raise click.ClickException(f"{error}: start the process again") from error

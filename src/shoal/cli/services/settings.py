@@ -83,9 +83,30 @@ def log_level(command: F) -> F:
     )(command)
 
 
+class OneLine(logging.Formatter):
+    """A line a record, whatever names are in it: who can name a pod cannot write lines of ours.
+
+    A traceback takes more than one; each begins with a bar, as no record does.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """The record without its traceback."""
+        return escaped(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+        """The traceback."""
+        return "\n".join(f"| {escaped(line)}" for line in super().formatException(ei).splitlines())
+
+
+def escaped(text: str) -> str:
+    """The text with what is no printable character written as Python does."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def log_at(level: str) -> None:
     """Log to standard error from this level on."""
-    logging.basicConfig(
-        level={"warn": logging.WARNING}.get(level.lower(), level.upper()),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    to = logging.StreamHandler()
+    to.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level={"warn": logging.WARNING}.get(level.lower(), level.upper()), handlers=[to])

@@ -48,7 +48,8 @@ class Tokens:
             "serviceaccount": {"name": name, "uid": account["metadata"]["uid"]},
         }
         if bound:
-            private["pod"] = self._bound(namespace, name, bound)
+            private["pod"], node = self._bound(namespace, name, bound)
+            private |= {"node": {"name": node}} if node else {}
         claims = {
             "aud": audiences,
             "exp": int(ends.timestamp()),
@@ -81,6 +82,8 @@ class Tokens:
                 return None
             names = ("authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid")
             extra = {names[0]: [pod["name"]], names[1]: [pod["uid"]]}
+        if node := private.get("node"):
+            extra["authentication.kubernetes.io/node-name"] = [node["name"]]
         groups = (*groups_of(claims["sub"]), AUTHENTICATED)
         return User(claims["sub"], groups, private["serviceaccount"]["uid"], extra)
 
@@ -88,13 +91,13 @@ class Tokens:
         found = self._registry.store.get(resource, key)
         return found is not None and found["metadata"]["uid"] == uid
 
-    def _bound(self, namespace: str, account: str, bound: Object) -> dict[str, str]:
-        """The pod whose end is the end of the token."""
+    def _bound(self, namespace: str, account: str, bound: Object) -> tuple[dict[str, str], str]:
+        """The pod whose end is the end of the token, and the name of its node."""
         if bound.get("kind") != "Pod":
             kind = bound.get("kind", "")
             raise bad_request(f'cannot bind a token of serviceaccount "{account}" to a "{kind}": use a Pod')
         pod = self._registry.get(PODS, namespace, bound.get("name", ""))
-        return {"name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        return {"name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}, pod["spec"].get("nodeName", "")
 
     def _signed(self, claims: dict[str, Any]) -> str:
         parts = [_encoded(json.dumps(part).encode()) for part in ({"alg": "HS256", "typ": "JWT"}, claims)]

@@ -35,6 +35,15 @@ class User:
 
 
 ADMIN: Final = User("admin", (MASTERS, AUTHENTICATED))
+#: Who makes the pods of workloads: what their templates say is not more than their authors may.
+WORKLOAD_CONTROLLERS: Final = User(
+    f"{_ACCOUNT}kube-system:workload-controllers", (_ACCOUNTS, f"{_ACCOUNTS}:kube-system", AUTHENTICATED)
+)
+
+
+def kubelet_of(node: str) -> User:
+    """The kubelet of a node."""
+    return User(f"system:node:{node}", ("system:nodes", AUTHENTICATED))
 
 
 def account_name(namespace: str, name: str) -> str:

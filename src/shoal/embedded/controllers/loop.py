@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from shoal.embedded.access.users import WORKLOAD_CONTROLLERS
 from shoal.embedded.controllers.actions import Action
 from shoal.embedded.controllers.execute import MANAGER, Execution
 from shoal.embedded.controllers.queue import Item, Queue
@@ -25,6 +26,7 @@ from shoal.embedded.recorder import Recorder
 from shoal.embedded.registry import Registry
 from shoal.embedded.selectors import matches_selector
 from shoal.embedded.store import Object, key_of
+from shoal.embedded.writes import ACTING
 
 _log = logging.getLogger(__name__)
 #: Seconds of work after which others get their turn.
@@ -64,6 +66,7 @@ class Controllers:
 
     async def run(self) -> None:
         """Look after all there is, and after what comes."""
+        ACTING.set(WORKLOAD_CONTROLLERS)
         self._world = World(self._registry, self._deletion)
         self._registry.observers.append(self._observe)
         try:

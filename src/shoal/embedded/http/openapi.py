@@ -23,6 +23,9 @@ _TYPES: Final[dict[str, dict[str, Any]]] = {
     "intstr": {"type": "string", "format": "int-or-string"},
     "raw": {"type": "object"},
 }
+#: What a parameter is: the second version says it beside the name, the third in a schema.
+_STRING: Final[dict[str, Any]] = {"type": "string", "uniqueItems": True}
+_IN_SCHEMA: Final[dict[str, Any]] = {"schema": _STRING}
 
 
 def index(catalogue: Catalogue) -> dict[str, Any]:
@@ -36,7 +39,7 @@ def document(catalogue: Catalogue, path: str) -> dict[str, Any] | None:
     for group, versions in catalogue.groups().items():
         for version, kinds in versions.items():
             if _path(group, version) == path:
-                paths = {url: operations for kind in kinds for url, operations in _operations(kind).items()}
+                paths = {url: item for kind in kinds for url, item in _operations(kind, _IN_SCHEMA).items()}
                 info = {"title": "Kubernetes", "version": "v1.36.3"}
                 schemas = {name: schema for kind in kinds for name, schema in _schemas(kind).items()}
                 return {"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
@@ -45,7 +48,7 @@ def document(catalogue: Catalogue, path: str) -> dict[str, Any] | None:
 
 def swagger(catalogue: Catalogue) -> dict[str, Any]:
     """`/openapi/v2`: the same without documents per version."""
-    paths = {url: operations for kind in catalogue.all() for url, operations in _operations(kind).items()}
+    paths = {url: item for kind in catalogue.all() for url, item in _operations(kind, _STRING).items()}
     return {"swagger": "2.0", "info": {"title": "Kubernetes", "version": "v1.36.3"}, "paths": paths, "definitions": {}}
 
 
@@ -53,15 +56,12 @@ def _path(group: str, version: str) -> str:
     return f"apis/{group}/{version}" if group else f"api/{version}"
 
 
-def _operations(kind: Kind) -> dict[str, Any]:
+def _operations(kind: Kind, type_: dict[str, Any]) -> dict[str, Any]:
     prefix = f"/{_path(kind.group, kind.version)}"
     if kind.namespaced:
         prefix += "/namespaces/{namespace}"
     identity = {"group": kind.group, "version": kind.version, "kind": kind.kind}
-    parameters = [
-        {"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": True}}
-        for name in ("dryRun", "fieldManager", "fieldValidation")
-    ]
+    parameters = [{"name": name, "in": "query", **type_} for name in ("dryRun", "fieldManager", "fieldValidation")]
 
     def operation(action: str) -> dict[str, Any]:
         return {

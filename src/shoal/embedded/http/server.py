@@ -19,7 +19,7 @@ from shoal.embedded.access.gate import Gate
 from shoal.embedded.access.users import User
 from shoal.embedded.deletion import DeleteOptions, Deletion, read_options
 from shoal.embedded.errors import ApiStatus, method_not_allowed
-from shoal.embedded.http import bodies, openapi, patches
+from shoal.embedded.http import bodies, openapi, openapi_protobuf, patches
 from shoal.embedded.http.answers import answer, form_of, refusal, shown, shown_list
 from shoal.embedded.http.discovery import VERSION, discover
 from shoal.embedded.http.lists import list_objects, truth
@@ -33,6 +33,7 @@ from shoal.embedded.kinds import JOBS, SUBRESOURCE_KINDS, Kind
 from shoal.embedded.logs import LogSources
 from shoal.embedded.registry import Registry
 from shoal.embedded.store import Object
+from shoal.embedded.writes import ACTING
 
 log = logging.getLogger(__name__)
 _HEALTH: Final = ("healthz", "livez", "readyz")
@@ -91,7 +92,7 @@ class Server:
         if path == ["version"]:
             return answer(VERSION)
         if path[0] == "openapi":
-            return self._openapi(path[1:])
+            return self._openapi(request, path[1:])
         if path[0] not in ("api", "apis"):
             raise NoSuchGroupError
         if request.method == "GET":
@@ -117,7 +118,7 @@ class Server:
         binding = await bodies.read_any(request, "Binding")
         bodies.check_type(binding, "Binding", "", "v1")
         name = (binding.get("metadata") or {}).get("name", "")
-        done = subresources.bind(self._registry, namespace, name, binding, dry_run=dry_run(request))
+        done = subresources.bind(self._registry, namespace, name, binding, dry_run=dry_run(request), older=True)
         return answer(done, 201)
 
     def _enter(self, request: web.Request, path: list[str]) -> User:
@@ -130,12 +131,13 @@ class Server:
         )
         if not user.is_master:
             self.gate.require(user, asked(request.method, path, request.query))
+        ACTING.set(user)
         return user
 
-    def _openapi(self, path: list[str]) -> web.Response:
+    def _openapi(self, request: web.Request, path: list[str]) -> web.Response:
         catalogue = self._registry.catalogue
         if path == ["v2"]:
-            return answer(openapi.swagger(catalogue))
+            return _swagger(request, openapi.swagger(catalogue))
         if path == ["v3"]:
             return answer(openapi.index(catalogue))
         found = openapi.document(catalogue, "/".join(path[1:])) if path[:1] == ["v3"] else None
@@ -298,3 +300,14 @@ class Server:
             raise method_not_allowed()
         dry = dry_run(request)
         return answer(subresources.rescale(registry, kind, target.namespace, target.name, scale, dry_run=dry))
+
+
+def _swagger(request: web.Request, document: dict[str, Any]) -> web.Response:
+    """The second version of OpenAPI in the first form of the Accept header that there is; 406 if there is none."""
+    for choice in request.headers.get("Accept", "*/*").split(","):
+        media = choice.partition(";")[0].strip()
+        if media in openapi_protobuf.MEDIA_TYPES:
+            return web.Response(body=openapi_protobuf.encoded(document), content_type=openapi_protobuf.MEDIA_TYPES[-1])
+        if media in ("application/json", "application/*", "*/*", ""):
+            return answer(document)
+    return web.Response(status=406)

@@ -1,4 +1,4 @@
-"""TLS towards the API server: whom to believe, and what to show.
+"""TLS from PEM in memory: whom to believe, and what to show.
 
 OpenSSL takes certificate and key from files only. Where the system has them, these are files in memory, so that no key
 touches a disk; elsewhere temporary files that only the user may read, deleted at once.
@@ -30,15 +30,20 @@ def tls_context(*, authority: bytes | None, pair: KeyPair | None, verify: bool) 
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if pair is not None:
-        with _as_file(pair.certificate) as certificate, _as_file(pair.key) as key:
-            try:
-                # The callback keeps OpenSSL from asking for a password at the terminal.
-                context.load_cert_chain(certificate, key, password=lambda: b"")
-            except (OSError, ValueError) as error:
-                raise ConfigError(
-                    "the client certificate and its key cannot be used: give both in PEM, matching, without a password"
-                ) from error
+        load_pair(context, pair)
     return context
+
+
+def load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
+    """What connections of a context show from now on; ConfigError for a pair that cannot be used."""
+    with _as_file(pair.certificate) as certificate, _as_file(pair.key) as key:
+        try:
+            # The callback keeps OpenSSL from asking for a password at the terminal.
+            context.load_cert_chain(certificate, key, password=lambda: b"")
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                "a certificate and its key cannot be used: give both in PEM, matching, without a password"
+            ) from error
 
 
 @contextlib.contextmanager

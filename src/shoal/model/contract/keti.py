@@ -258,12 +258,12 @@ def priority(word: str | None) -> int:
 class MemoryPerCard:
     """What a pod's annotations ask of each card: memory to book, and the most the pod may use if that is told."""
 
-    request_mib: int = 0
+    booked_mib: int = 0
     limit_mib: int | None = None
 
 
 def decode_memory(annotations: Mapping[str, object]) -> MemoryPerCard:
-    """`GPUrequest` and `GPUlimits`. What is not requested is the limit; with neither, nothing is booked."""
+    """`GPUrequest` and `GPUlimits`. What a pod may use is booked for it; with neither, nothing is."""
     limit = _size(annotations, ANNOTATION_MEMORY_LIMIT)
     request = _size(annotations, ANNOTATION_MEMORY_REQUEST)
     if limit is not None and request is not None and limit.amount < request.amount:
@@ -271,8 +271,8 @@ def decode_memory(annotations: Mapping[str, object]) -> MemoryPerCard:
             f"annotation {ANNOTATION_MEMORY_LIMIT} holds {limit.written}, less than {ANNOTATION_MEMORY_REQUEST} with "
             f"{request.written}: raise {ANNOTATION_MEMORY_LIMIT} to that"
         )
-    limit_mib = None if limit is None else quantity.mebibytes(limit.amount)
-    return MemoryPerCard(limit_mib or 0 if request is None else quantity.mebibytes(request.amount), limit_mib)
+    request_mib, limit_mib = (None if size is None else quantity.mebibytes(size.amount) for size in (request, limit))
+    return MemoryPerCard(max(request_mib or 0, limit_mib or 0), limit_mib)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +327,7 @@ def decode(annotations: Mapping[str, object], *, request: Request, node: NodeGpu
                 "delete the pod so that it is placed again"
             )
     memory = decode_memory(annotations)
-    share = Share(memory_mib=memory.request_mib, clients=1)
+    share = Share(memory_mib=memory.booked_mib, clients=1)
     containers = []
     for container in wanted:
         if container.gpus > len(uuids):

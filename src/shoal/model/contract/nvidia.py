@@ -129,6 +129,8 @@ ALLOCATION_POLICIES: Final = ("distributed", "packed")
 
 # Environment of containers
 ENV_VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+#: A setting of NVIDIA's toolkit: whether the environment of an unprivileged container chooses its cards.
+TOOLKIT_ENVVAR: Final = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 ENV_DRIVER_CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"
 ENV_MEMORY_REQUEST: Final = "NVIDIA_GPU_MEMORY_REQUEST"
 ENV_MEMORY_LIMIT: Final = "NVIDIA_GPU_MEMORY_LIMIT"

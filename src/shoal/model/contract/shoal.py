@@ -63,6 +63,10 @@ POLICY_CRON_JOBS: Final = "shoal-gpu-requests-cronjobs"
 #: Ends the version that the embedded API server tells.
 EMBEDDED_VERSION: Final = "+shoal"
 
+#: On a namespace: its pods may be clients of an MPS daemon of protocol 2, beside those of others that say so.
+LABEL_MPS: Final = "shoal.dev/mps"
+MPS_ALLOW: Final = "allow"
+
 # Endpoints of every service
 PATH_HEALTH: Final = "/healthz"
 PATH_READY: Final = "/readyz"

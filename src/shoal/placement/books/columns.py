@@ -5,7 +5,8 @@ their own place in that log, so that a decision recomputes the few nodes that ch
 
 The *free share* of a card is the smallest free fraction among its memory, compute and MPS clients, in whole hundredths.
 It guides the choice only; whether a pod fits is decided on the exact amounts. An untouched card has share 100, a card
-with anything booked at most 99, an unusable one 0.
+with anything booked at most 99, an unusable one 0. A card with clients without sizes (`Share.unsized`) has neither
+memory nor compute for anybody: their like find it by its free clients.
 """
 
 from __future__ import annotations

@@ -54,6 +54,8 @@ class CardBooks:
     compute: int = 0
     clients: int = 0
     exclusive: int = 0
+    #: Pods that are nothing but clients without sizes.
+    unsized: int = 0
     pods: int = 0
 
     def add(self, share: Share, sign: int) -> None:
@@ -61,6 +63,8 @@ class CardBooks:
         self.compute += sign * share.compute
         self.clients += sign * share.clients
         self.exclusive += sign * share.exclusive
+        if share.clients:
+            self.unsized += sign * share.unsized
         self.pods += sign
 
     @property
@@ -104,6 +108,10 @@ class CardBooks:
             return f"wanted whole, {self.pods} pods on it"
         if self.exclusive:
             return "taken whole by another pod"
+        if share.unsized and self.pods > self.unsized:
+            return f"{self.pods - self.unsized} pods with sizes on it, beside which no client without sizes may be"
+        if self.unsized and not share.unsized:
+            return f"{self.unsized} pods without sizes on it, beside which no share is safe"
         memory = self.gpu.memory_mib - self.memory_mib
         clients = self.gpu.mps_clients - self.clients
         if share.memory_mib <= memory and share.compute <= WHOLE - self.compute and share.clients <= clients:
@@ -125,6 +133,8 @@ class CardBooks:
             return CardFigures(self.kind, self.gpu.memory_mib, WHOLE, self.gpu.mps_clients, WHOLE, 0)
         if self.exclusive:
             return CardFigures(self.kind, 0, 0, 0, 0, self.pods)
+        if self.unsized and self.unsized < self.pods:  # somebody else put them together
+            return CardFigures(self.kind, UNUSABLE, UNUSABLE, UNUSABLE, 0, self.pods)
         memory = self.gpu.memory_mib - self.memory_mib
         compute = WHOLE - self.compute
         clients = self.gpu.mps_clients - self.clients
@@ -133,6 +143,8 @@ class CardBooks:
             share = min(share, (200 * memory + self.gpu.memory_mib) // (2 * self.gpu.memory_mib))
         if self.gpu.mps_clients:
             share = min(share, (200 * clients + self.gpu.mps_clients) // (2 * self.gpu.mps_clients))
+        if self.unsized:
+            memory = compute = UNUSABLE
         return CardFigures(self.kind, memory, compute, clients, share, self.pods)
 
 

@@ -16,7 +16,7 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import manifest_of
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.bound import allocation_of
-from shoal.model.contract import gpushare, keti, shoal
+from shoal.model.contract import gpushare, keti, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError
 from shoal.model.gpu import NodeGpus
@@ -90,6 +90,14 @@ def holding_of(
     else:
         origin = Origin.FOREIGN
     return Holding(booking(pod, request, allocation), origin, problem)
+
+
+def claims_for_nothing(pod: Pod, request: Request) -> bool:
+    """Whether a pod that asks for no card has a record of some. Replicas are asked for by a name of their own."""
+    if request.containers or shoal.ANNOTATION_ALLOCATION not in pod.metadata.annotations:
+        return False
+    containers = (*pod.spec.init_containers, *pod.spec.containers)
+    return not any(nvidia.RESOURCE_GPU_SHARED in one.resources.limits for one in containers)
 
 
 def given_by_node(node: str, cards: tuple[CardShare, ...]) -> Allocation:

@@ -41,6 +41,7 @@ from shoal.placement.errors import BookingError, PolicyError
 from shoal.scheduler.books.bookings import (
     Origin,
     booking,
+    claims_for_nothing,
     decision_in,
     given_by_node,
     holding_of,
@@ -182,6 +183,12 @@ class Books:
             self._hold(pod)
         elif self.engine.ledger.is_assumed(uid):
             self._leave(uid, self.engine.release, quietly=quietly)
+
+    def take_out(self, uid: str) -> None:
+        """As if the pod were not there, whatever it holds: for those who ask what would be."""
+        self._written.pop(uid, None)
+        self._pods.pop(uid, None)
+        self._leave(uid, self.engine.remove)
 
     def wait(self, pod: Pod) -> None:
         """The pod waits for a place: it counts as demand. Raises RequestError."""
@@ -431,6 +438,8 @@ class Books:
         )
         if holding.problem:
             self._report(pod, REASON_POD, f"its cards are guessed: {holding.problem}")
+        elif claims_for_nothing(pod, request):
+            self._report(pod, REASON_POD, "its record claims cards, and it asks for none: that has no effect")
         left = self.engine.ledger.booking(uid)
         self.engine.confirm(holding.booking, request)
         if left is not None and left != holding.booking:

@@ -12,6 +12,7 @@ from shoal.placement.errors import BookingError, PolicyError
 from shoal.scheduler.binder import Binder, BindError
 from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender.memory.holds import Holds
+from shoal.scheduler.extender.waiting import UNKNOWN
 from shoal.scheduler.extender.wire import BindingArgs
 from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.telling.words import node_refusal, shortage
@@ -47,13 +48,9 @@ class Bind:
         return ""
 
     def _pod(self, args: BindingArgs) -> Pod:
-        # kube-scheduler's watch may be ahead of ours; a pod it has scored is known from then.
-        hold = self._holds.of(args.uid)
-        pod = self._books.pod(args.uid) or (None if hold is None else hold.pod)
-        if pod is None:
-            raise BindError(f"pod {args.namespace}/{args.name} is not known here yet, or gone: it is tried again")
-        if (pod.metadata.namespace, pod.metadata.name) != (args.namespace, args.name):
-            raise BindError(f"UID {args.uid} is that of {pod.metadata.namespace}/{pod.metadata.name}")
+        pod = self._books.pod(args.uid)
+        if pod is None or (pod.metadata.namespace, pod.metadata.name) != (args.namespace, args.name):
+            raise BindError(UNKNOWN)
         if pod.spec.node_name and pod.spec.node_name != args.node:
             raise BindError(f"the pod is on {pod.spec.node_name} already")
         return pod

@@ -52,9 +52,9 @@ class Offer:
     prefers: Callable[[Pod], bool]
     all_up_to: int = OFFER_ALL
 
-    def best_alone(self, args: ExtenderArgs) -> bool:
+    def best_alone(self, pod: Pod, args: ExtenderArgs) -> bool:
         """Whether kube-scheduler has nothing to choose for this pod."""
-        return len(args.names) > self.all_up_to and not self.prefers(args.pod)
+        return len(args.names) > self.all_up_to and not self.prefers(pod)
 
 
 class Filter:
@@ -68,12 +68,12 @@ class Filter:
         self._offer = offer
         self._empty = EmptyNodes(books.engine.ledger)
 
-    def __call__(self, args: ExtenderArgs) -> Filtered:
+    def __call__(self, pod: Pod, args: ExtenderArgs) -> Filtered:
         """The answer. When it is one node the pod's cards are held there: kube-scheduler takes it without scoring."""
-        uid, names = args.pod.metadata.uid, args.names
+        uid, names = pod.metadata.uid, args.names
         self._refused.drop(uid)
         try:
-            request = self._books.request(args.pod)
+            request = self._books.request(pod)
             if not request.containers:
                 return Filtered([True] * len(names))
             self._holds.release(uid)
@@ -82,7 +82,7 @@ class Filter:
                 return Filtered(error=f"the pod is being bound to {booked.node} already")
             rows = rows_of(self._books, names)
             among = self._among(rows)
-            best = self._best(args, among) if self._offer.best_alone(args) else None
+            best = self._best(pod, args, among) if self._offer.best_alone(pod, args) else None
             if best is not None:
                 return best
             fits = self._fitting(request, rows)
@@ -93,10 +93,10 @@ class Filter:
         if not count and self._waits_for_holds(request, among):
             return Filtered(error="all cards that fit are held for pods that are being bound: the pod is tried again")
         if not count:
-            self._books.wait(args.pod)
-            self._refused.add(args.pod, among)
+            self._books.wait(pod)
+            self._refused.add(pod, among)
         elif count == 1:
-            self._holds.place(args.pod, node=names[int(fits.argmax())])
+            self._holds.place(pod, node=names[int(fits.argmax())])
         passed = fits.tolist()
         if count == len(names):
             return Filtered(passed)
@@ -104,9 +104,9 @@ class Filter:
         pod_class = self._books.engine.class_of(request)
         return Filtered(passed, *self._reasons(pod_class, refused, rows[~fits], last=not count))
 
-    def _best(self, args: ExtenderArgs, among: BoolArray) -> Filtered | None:
+    def _best(self, pod: Pod, args: ExtenderArgs, among: BoolArray) -> Filtered | None:
         """Only the node that the engine takes, with the cards held there; None when the pod fits nowhere."""
-        held = self._holds.place(args.pod, among=among)
+        held = self._holds.place(pod, among=among)
         if held is None:
             return None
         passed = [False] * len(args.names)

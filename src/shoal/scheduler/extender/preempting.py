@@ -33,17 +33,19 @@ class Preempt:
         self._plan = plan
         self._lag = lag
 
-    def __call__(self, args: PreemptionArgs) -> Mapping[str, Victims]:
+    def __call__(self, pod: Pod, args: PreemptionArgs) -> Mapping[str, Victims]:
         """The nodes that remain, each with the pods that must go."""
         try:
-            request = self._books.request(args.pod)
+            request = self._books.request(pod)
             if not request.containers:
                 return args.victims
+            if pod.spec.node_name:
+                return {}  # it needs no room any more
             offered = [row for node in args.victims if (row := self._books.row(node)) is not None]
-            if self._lag.is_likely(args.pod, offered):
-                log.info("%s/%s: nobody gives way yet", args.pod.metadata.namespace, args.pod.metadata.name)
+            if self._lag.is_likely(pod, offered):
+                log.info("%s/%s: nobody gives way yet", pod.metadata.namespace, pod.metadata.name)
                 return {}
-            plans = {node: self._plan(args.pod, [node]) for node in args.victims}
+            plans = {node: self._plan(pod, [node]) for node in args.victims}
         except (RequestError, PolicyError):
             return {}
         return {

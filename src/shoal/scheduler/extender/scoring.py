@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from shoal.kube.objects.pod import Pod
 from shoal.model.errors import RequestError
 from shoal.placement.books.columns import FloatArray
 from shoal.placement.errors import PolicyError
@@ -31,22 +32,22 @@ class Prioritize:
         self._books = books
         self._holds = holds
 
-    def __call__(self, args: ExtenderArgs) -> Sequence[int]:
+    def __call__(self, pod: Pod, args: ExtenderArgs) -> Sequence[int]:
         """A score for each of the nodes, in their order. A pod without a request that can be met gets none."""
         none = [MIN_SCORE] * len(args.names)
         ledger = self._books.engine.ledger
         try:
-            request = self._books.request(args.pod)
+            request = self._books.request(pod)
             if not request.containers:
                 return none
-            self._holds.release(args.pod.metadata.uid)
-            if ledger.booking(args.pod.metadata.uid) is not None:
+            self._holds.release(pod.metadata.uid)
+            if ledger.booking(pod.metadata.uid) is not None:
                 return none
             worths = np.append(self._books.engine.worths(request), -np.inf)
             rows = rows_of(self._books, args.names)
             among = np.zeros(len(worths), np.bool_)
             among[rows] = True
-            best = self._holds.place(args.pod, among=among[:-1])
+            best = self._holds.place(pod, among=among[:-1])
         except (RequestError, PolicyError):
             return none
         return scores(worths[rows], None if best is None else args.names.index(best.node))

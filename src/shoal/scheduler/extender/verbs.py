@@ -18,6 +18,7 @@ from shoal.scheduler.extender.memory.lag import Lag
 from shoal.scheduler.extender.memory.refused import Refused
 from shoal.scheduler.extender.preempting import Planning, Preempt
 from shoal.scheduler.extender.scoring import Prioritize
+from shoal.scheduler.extender.waiting import UnknownPodError, Waiting
 from shoal.scheduler.extender.wire import Filtered, WireError
 from shoal.scheduler.metrics import Metrics
 
@@ -44,6 +45,7 @@ class Verbs:
         try_again: Callable[[Pod], None],
         hold_seconds: float = SECONDS,
     ) -> None:
+        self.waiting = Waiting(books)
         self.holds = Holds(books, clock=clock, metrics=metrics, seconds=hold_seconds)
         self._metrics = metrics
         self._clock = clock
@@ -61,8 +63,19 @@ class Verbs:
             log.info("%s/%s: fits by now", pod.metadata.namespace, pod.metadata.name)
             self._try_again(pod)
 
+    async def heard_of(self, verb: Callable[[bytes], bytes], body: bytes) -> bytes:
+        """The verb's answer. When the watch does not show its pod yet, it gets a moment for that. Raises WireError."""
+        try:
+            return verb(body)
+        except UnknownPodError as unknown:
+            await self.waiting.until_heard_of(unknown.uid)
+        return verb(body)
+
     def filter(self, body: bytes) -> bytes:
-        """Which nodes can take the pod. A request that cannot be read is answered with an error in words."""
+        """Which nodes can take the pod. A request that cannot be read is answered with an error in words.
+
+        Raises UnknownPodError.
+        """
         self.holds.expire()
         started = self._clock()
         try:
@@ -70,27 +83,29 @@ class Verbs:
         except WireError as error:
             self._metrics.decisions.inc(EXTENDER, _ERROR)
             return wire.filter_answer(Filtered(error=str(error)))
-        filtered = self._filter(args)
+        pod = self.waiting.pod(args.pod.uid)
+        filtered = self._filter(pod, args)
         answer = wire.filter_answer(filtered, args)
         outcome = _ERROR if filtered.error else _FITTING if any(filtered.passed) else _REFUSED
         self._metrics.decisions.inc(EXTENDER, outcome)
         self._metrics.decision_seconds.observe(self._clock() - started, EXTENDER)
         if outcome != _FITTING:
-            meta = args.pod.metadata
+            meta = pod.metadata
             why = filtered.error or next(iter((*filtered.failed.values(), *filtered.unresolvable.values())), "no nodes")
             log.info("%s/%s: none of %d nodes: %s", meta.namespace, meta.name, len(args.names), why)
         return answer
 
     def prioritize(self, body: bytes) -> bytes:
-        """How good each node is. Raises WireError."""
+        """How good each node is. Raises WireError and UnknownPodError."""
         self.holds.expire()
         args = wire.read_args(body)
-        return wire.prioritize_answer(args.names, self._prioritize(args))
+        return wire.prioritize_answer(args.names, self._prioritize(self.waiting.pod(args.pod.uid), args))
 
     def preempt(self, body: bytes) -> bytes:
-        """The nodes on which these pods must give way. Raises WireError."""
+        """The nodes on which these pods must give way. Raises WireError and UnknownPodError."""
         self.holds.expire()
-        return wire.preempt_answer(self._preempt(wire.read_preemption(body)))
+        args = wire.read_preemption(body)
+        return wire.preempt_answer(self._preempt(self.waiting.pod(args.pod.uid), args))
 
     async def bind(self, body: bytes) -> bytes:
         """Bind the pod; what went wrong is in the answer."""

@@ -2,7 +2,8 @@
 
 Go reads the keys of its own types in any case, so the keys of these documents are accepted in any case here too. Inside
 a Kubernetes object they are read as the API spells them, which is how every kube-scheduler writes them. Whole nodes
-(`nodeCacheCapable: false`) are sent back byte by byte as they came; only their names are read.
+(`nodeCacheCapable: false`) are sent back byte by byte as they came; only their names are read. Of the pod only its
+name and UID are read: what it asks for is what the API server shows, never what a caller writes.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from shoal.kube.objects.meta import Object
-from shoal.kube.objects.pod import Pod
+from shoal.kube.objects.meta import Object, ObjectMeta
 from shoal.model.contract import gpushare
 
 #: The scores kube-scheduler takes from an extender.
 MIN_SCORE: Final = 0
 MAX_SCORE: Final = 10
+#: The longest name, namespace or UID that anything has.
+MAX_NAME: Final = 253
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -40,7 +42,7 @@ class _NodeList(msgspec.Struct):
 
 
 class _Args(msgspec.Struct):
-    pod: Pod | UnsetType | None = msgspec.field(name="Pod", default=UNSET)
+    pod: Object | UnsetType | None = msgspec.field(name="Pod", default=UNSET)
     nodes: msgspec.Raw | UnsetType = msgspec.field(name="Nodes", default=UNSET)
     node_names: list[str] | UnsetType | None = msgspec.field(name="NodeNames", default=UNSET)
 
@@ -56,7 +58,7 @@ _Named = dict[str, msgspec.Raw]
 
 
 class _PreemptionArgs(msgspec.Struct):
-    pod: Pod | UnsetType | None = msgspec.field(name="Pod", default=UNSET)
+    pod: Object | UnsetType | None = msgspec.field(name="Pod", default=UNSET)
     victims: _Named | UnsetType | None = msgspec.field(name="NodeNameToVictims", default=UNSET)
     meta_victims: _Named | UnsetType | None = msgspec.field(name="NodeNameToMetaVictims", default=UNSET)
 
@@ -74,7 +76,7 @@ class _MetaPod(msgspec.Struct):
 class ExtenderArgs:
     """A pod and the nodes it may go to. `nodes` are whole nodes beside `names`, when kube-scheduler sent these."""
 
-    pod: Pod
+    pod: ObjectMeta
     names: Sequence[str]
     nodes: Sequence[msgspec.Raw] | None = None
 
@@ -101,7 +103,7 @@ class Victims:
 class PreemptionArgs:
     """A pod, and per node the pods that kube-scheduler would remove for it."""
 
-    pod: Pod
+    pod: ObjectMeta
     victims: Mapping[str, Victims]
 
 
@@ -132,34 +134,40 @@ class _HostPriority(msgspec.Struct, gc=False):
 def read_args(body: bytes) -> ExtenderArgs:
     """The request of filter and prioritize."""
     args = _read(_Args, body)
-    if not isinstance(args.pod, Pod):
-        raise WireError(gpushare.ERROR_NO_POD)
+    pod = _pod(args.pod)
     if isinstance(args.node_names, list):
-        return ExtenderArgs(args.pod, args.node_names)
+        return ExtenderArgs(pod, args.node_names)
     if args.nodes is UNSET or _is_null(args.nodes):
         raise WireError(gpushare.ERROR_NO_NODES)
     nodes = _read(_NodeList, _readable(bytes(args.nodes)))
     items = nodes.items if isinstance(nodes.items, list) else []
-    return ExtenderArgs(args.pod, [_name(item) for item in items], items)
+    return ExtenderArgs(pod, [_name(item) for item in items], items)
 
 
 def read_binding(body: bytes) -> BindingArgs:
-    """The request of bind."""
+    """The request of bind. What cannot be the name of anything is refused: nothing is tried with it."""
     args = _read(_BindingArgs, body)
-    return BindingArgs(
-        name=_text(args.pod_name), namespace=_text(args.pod_namespace), uid=_text(args.pod_uid), node=_text(args.node)
-    )
+    given = {
+        "PodName": _text(args.pod_name),
+        "PodNamespace": _text(args.pod_namespace),
+        "PodUID": _text(args.pod_uid),
+        "Node": _text(args.node),
+    }
+    for key, value in given.items():
+        if not 0 < len(value) <= MAX_NAME:
+            raise WireError(f"{key} has {len(value)} characters: give 1 to {MAX_NAME}")
+    name, namespace, uid, node = given.values()
+    return BindingArgs(name=name, namespace=namespace, uid=uid, node=node)
 
 
 def read_preemption(body: bytes) -> PreemptionArgs:
     """The request of preempt, in either of its forms."""
     args = _read(_PreemptionArgs, body)
-    if not isinstance(args.pod, Pod):
-        raise WireError(gpushare.ERROR_NO_POD)
+    pod = _pod(args.pod)
     if isinstance(args.meta_victims, dict):
-        return PreemptionArgs(args.pod, {node: _victims(raw, _meta_uid) for node, raw in args.meta_victims.items()})
+        return PreemptionArgs(pod, {node: _victims(raw, _meta_uid) for node, raw in args.meta_victims.items()})
     if isinstance(args.victims, dict):
-        return PreemptionArgs(args.pod, {node: _victims(raw, _pod_uid) for node, raw in args.victims.items()})
+        return PreemptionArgs(pod, {node: _victims(raw, _pod_uid) for node, raw in args.victims.items()})
     raise WireError(gpushare.ERROR_NO_NODES)
 
 
@@ -232,6 +240,12 @@ _document: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def _decoder(kind: type[S]) -> msgspec.json.Decoder[S]:
     made: Any = kind
     return msgspec.json.Decoder(made)
+
+
+def _pod(pod: Object | UnsetType | None) -> ObjectMeta:
+    if not isinstance(pod, Object):
+        raise WireError(gpushare.ERROR_NO_POD)
+    return pod.metadata
 
 
 def _name(node: msgspec.Raw) -> str:

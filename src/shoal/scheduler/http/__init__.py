@@ -1,1 +1,1 @@
-"""A small HTTP/1.1 server for few callers that ask often: no framework between the socket and the answer."""
+"""aiohttp's server within bounds that hold before anybody has said who they are."""

@@ -30,6 +30,8 @@ from shoal.scheduler.preemption.search import (
     choose,
     refusal,
 )
+from shoal.scheduler.preemption.words import for_whom, who_leaves
+from shoal.scheduler.queue.standing import Standing
 from shoal.scheduler.telling.tell import Teller
 
 log = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ class Cleared:
     """A node that is being cleared for a pod."""
 
     node: str
-    priority: tuple[int, ...]
+    standing: Standing
     victims: frozenset[str]
     words: str
 
@@ -69,9 +71,9 @@ class Clearing:
         self._cleared: dict[str, Cleared] = {}
         self._evictions: set[asyncio.Task[None]] = set()
 
-    def keep_clear(self, allowed: BoolArray, priority: tuple[int, ...]) -> BoolArray:
-        """The nodes allowed to a pod of this priority: not those being cleared for a more important one."""
-        return self._without(allowed, [cleared for cleared in self._cleared.values() if cleared.priority > priority])
+    def keep_clear(self, allowed: BoolArray, standing: Standing) -> BoolArray:
+        """The nodes allowed to a pod of this standing: not those being cleared for a more important one."""
+        return self._without(allowed, [each for each in self._cleared.values() if each.standing.is_above(standing)])
 
     def _without(self, allowed: BoolArray, cleared: Sequence[Cleared]) -> BoolArray:
         rows = [row for each in cleared if (row := self._books.row(each.node)) is not None]
@@ -85,7 +87,7 @@ class Clearing:
         """The pod is placed or gone: its node is for everyone again."""
         self._cleared.pop(uid, None)
 
-    def clear(self, pod: Pod, priority: tuple[int, ...], candidates: BoolArray) -> Cleared | None:
+    def clear(self, pod: Pod, standing: Standing, candidates: BoolArray) -> Cleared | None:
         """Clear a node for the pod, or go on clearing the one that was chosen; None when nobody can give way."""
         uid = pod.metadata.uid
         under_way = self._cleared.get(uid)
@@ -93,15 +95,14 @@ class Clearing:
             return under_way
         self._cleared.pop(uid, None)
         # A node that is being cleared for a pod as important is that pod's.
-        taken = [each for each in self._cleared.values() if each.priority >= priority]
+        taken = [each for each in self._cleared.values() if not standing.is_above(each.standing)]
         plan = self._plan(pod, self._without(candidates, taken))
         if plan is None:
             return None
         victims = self._pods(victim.uid for victim in plan.victims)
-        names = sorted(f"{victim.metadata.namespace}/{victim.metadata.name}" for victim in victims)
-        words = f"Clearing {plan.node}: {', '.join(names)} must give way."
+        words = f"Clearing {plan.node}: {who_leaves(pod, victims)} must give way."
         leaving = frozenset(victim.uid for victim in plan.victims)
-        cleared = self._cleared[uid] = Cleared(plan.node, priority, leaving, words)
+        cleared = self._cleared[uid] = Cleared(plan.node, standing, leaving, words)
         for victim in victims:
             task = asyncio.create_task(self._evict(victim, pod, plan.node))
             self._evictions.add(task)
@@ -153,7 +154,6 @@ class Clearing:
 
     async def _evict(self, victim: Pod, pod: Pod, node: str) -> None:
         meta = victim.metadata
-        by = f"{pod.metadata.namespace}/{pod.metadata.name}"
         if not self._may_write():
             return
         condition = {
@@ -179,4 +179,4 @@ class Clearing:
             log.warning("preempting %s/%s: %s", meta.namespace, meta.name, error)
             self._cleared.pop(pod.metadata.uid, None)
             return
-        self._teller.note(victim, "Preempted", f"Preempted by {by} on node {node}")
+        self._teller.note(victim, "Preempted", f"Preempted by {for_whom(victim, pod)} on node {node}")

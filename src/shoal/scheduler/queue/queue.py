@@ -19,7 +19,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
-from shoal.scheduler.queue.heap import Heap
+from shoal.scheduler.queue.heap import Heap, Key
+from shoal.scheduler.queue.line import Line, turn
+from shoal.scheduler.queue.standing import Standing
 from shoal.scheduler.queue.wake import Wake
 
 #: The pause after the first failed try doubles with each further one, up to the longest.
@@ -46,8 +48,10 @@ class Waiting:
     uid: str
     namespace: str
     name: str
-    #: The higher tuple goes first.
-    priority: tuple[int, ...] = (0,)
+    #: `spec.priority`: the higher goes first.
+    priority: int = 0
+    #: The higher goes first among the pods of one namespace and priority.
+    urgency: int = 0
     #: The same for pods that fit in the same places; None for a pod like no other.
     template: Hashable = None
     gang: Hashable = None
@@ -60,7 +64,11 @@ class Waiting:
         """The same for pods of which one try speaks for all."""
         if self.gang is not None:
             return "gang", self.gang
-        return ("pod", self.uid) if self.template is None else ("template", self.template, self.priority)
+        return ("pod", self.uid) if self.template is None else ("template", self.template, self.standing)
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(self.namespace, self.priority, self.urgency)
 
 
 Where = Callable[[Waiting], bool]
@@ -72,12 +80,15 @@ def backoff(attempts: int) -> float:
 
 
 class Queue:
-    """Pods in the order in which they are to be tried: by priority, then by when they first came."""
+    """Pods in the order in which they are to be tried: by priority, then by when they first came.
+
+    What a pod says of its own urgency moves it among those of its namespace and priority alone (`line`).
+    """
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._counts: Counter[Place] = Counter()
-        self._active = Heap()
+        self._active = Line()
         self._backoff = Heap()
         self._flight: dict[str, _Entry] = {}
         #: Where equal pods are parked, with the time of the last try of one of them, the longest ago first.
@@ -144,7 +155,7 @@ class Queue:
             entry = self._entries[uid]
             self._lift(entry)
             self._put(entry, Place.ACTIVE)
-        uid = self._active.first()
+        uid = self._active.call()
         return None if uid is None else self._fly(self._entries[uid])
 
     def take(self, uids: Iterable[str], now: float) -> list[Waiting]:
@@ -284,7 +295,7 @@ class Queue:
             return
         kin = self._kin.setdefault(entry.pod.kin, _Kin())
         if place is Place.ACTIVE:
-            self._active.push(uid, entry.order)
+            self._active.enter(entry)
             kin.active[uid] = None
         elif place is Place.BACKOFF:
             self._backoff.push(uid, (entry.due, entry.order))
@@ -299,7 +310,7 @@ class Queue:
         uid = entry.pod.uid
         self._counts[entry.place] -= 1
         self._flight.pop(uid, None)
-        self._active.discard(uid)
+        self._active.leave(uid)
         self._backoff.discard(uid)
         kin = self._kin.get(entry.pod.kin)
         if kin is None or entry.place in (Place.GATED, Place.IN_FLIGHT):
@@ -320,10 +331,11 @@ class Queue:
 class _Entry:
     """A pod, where it is, and what is known of its tries."""
 
-    __slots__ = ("_pod", "arrival", "due", "leads", "missed", "order", "place", "reasons")
+    __slots__ = ("arrival", "due", "leads", "missed", "place", "pod", "reasons", "ticket")
 
     def __init__(self, pod: Waiting, arrival: int) -> None:
-        self.arrival = arrival
+        #: Its number in the order of arrival, and the number whose turn is its own: `line` exchanges them.
+        self.arrival = self.ticket = arrival
         self.pod = pod
         self.place = Place.GATED
         #: When its backoff ends.
@@ -335,13 +347,17 @@ class _Entry:
         self.leads = False
 
     @property
-    def pod(self) -> Waiting:
-        return self._pod
+    def uid(self) -> str:
+        return self.pod.uid
 
-    @pod.setter
-    def pod(self, pod: Waiting) -> None:
-        self._pod = pod
-        self.order = (tuple(-level for level in pod.priority), self.arrival)
+    @property
+    def standing(self) -> Standing:
+        return self.pod.standing
+
+    @property
+    def order(self) -> Key:
+        """Sorts equal pods, and those whose backoff ends at once. It stays while the pod is not in line."""
+        return turn(self)
 
 
 class _Kin:

@@ -8,7 +8,6 @@ import msgspec
 
 from shoal.cli.ask.picture.picture import Picture
 from shoal.kube.objects.pod import Container, Pod, Resources
-from shoal.kube.store import Change, Kind
 from shoal.model.contract import gpushare
 from shoal.model.errors import RequestError
 from shoal.model.request import ContainerRequest, Share, accepts
@@ -68,5 +67,5 @@ def _fits(picture: Picture, pod: Pod) -> bool:
         placed = picture.place(pod).allocation is not None
     except RequestError:
         return False
-    picture.books.on_pod(Change(Kind.DELETED, pod, None))
+    picture.books.take_out(pod.metadata.uid)
     return placed

@@ -43,15 +43,15 @@ class Workload:
 
 def workloads(text: bytes, *, namespace: str, facts: Facts, count: int | None = None) -> list[Workload]:
     """The workloads of a file, each with as many pods as it asks for, or `count`. Raises ManifestError."""
-    import yaml
+    from shoal.cli.ask.documents import documents
 
     if len(text) > MAX_BYTES:
         raise ManifestError(f"the file has more than {MAX_BYTES} bytes: give one with the pods in question only")
     try:
-        documents = list(yaml.safe_load_all(text))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        given = documents(text)
+    except ValueError as error:  # also a date or a number that there is not
         raise ManifestError(f"the file is no YAML: {error}") from error
-    found = [_workload(one, namespace, facts, count) for one in _objects(documents) if one.get("kind") in _KINDS]
+    found = [_workload(one, namespace, facts, count) for one in _objects(given) if one.get("kind") in _KINDS]
     if not found:
         raise ManifestError(f"the file holds no pods: give a {', '.join(_KINDS[:-1])} or {_KINDS[-1]}")
     return found

@@ -19,6 +19,11 @@ import msgspec
 
 from shoal.cli.ask.picture.cleaned import cleaned
 from shoal.cli.ask.picture.facts import Facts
+from shoal.kube.objects.pod import Pod
+from shoal.kube.resources import key_of
+from shoal.model.errors import shown
+from shoal.placement.errors import PolicyError
+from shoal.placement.policies import policy_named
 
 KIND: Final = "ShoalSnapshot"
 VERSION: Final = 1
@@ -100,9 +105,24 @@ def load(path: Path) -> Snapshot:
             raise SnapshotError(
                 f"{path} has version {head.version} of the format, this Shoal reads {VERSION}: take the snapshot again"
             )
-        return msgspec.json.decode(content, type=Snapshot)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        snapshot = msgspec.json.decode(content, type=Snapshot)
+        _check(snapshot.facts)
+        return snapshot
+    except (msgspec.MsgspecError, PolicyError, ValueError, RecursionError) as error:
         raise SnapshotError(f"{path} is no snapshot: {error}: give a file that `shoal snapshot` wrote") from error
+
+
+def _check(facts: Facts) -> None:
+    """What the API server sees to and a file that was written by hand may lack. Raises ValueError and PolicyError."""
+    policy_named(facts.settings.policy)
+    known: dict[str, Pod] = {}
+    for pod in facts.pods:
+        name, uid = "/".join(key_of(pod)), pod.metadata.uid
+        if not uid:
+            raise ValueError(f"pod {name} has no metadata.uid, by which its cards are known")
+        other = known.setdefault(uid, pod)
+        if other is not pod:
+            raise ValueError(f"pods {'/'.join(key_of(other))} and {name} have one metadata.uid, {shown(uid)}")
 
 
 @contextlib.contextmanager

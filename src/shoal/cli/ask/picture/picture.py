@@ -33,6 +33,7 @@ from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.feasibility import Feasibility, Verdict
 from shoal.scheduler.keti_policy import KetiPolicy
 from shoal.scheduler.preemption.budgets import Budgets
+from shoal.scheduler.queue.standing import Standing, standing_of
 
 _FINISHED = ("Succeeded", "Failed")
 T = TypeVar("T")
@@ -76,7 +77,7 @@ class Picture:
         )
         self.feasibility = Feasibility(cluster)
         self.budgets = Budgets(_store(facts.budgets))
-        self._promised: list[tuple[tuple[int, ...], str, str]] = []
+        self._promised: list[tuple[Standing, str, str]] = []
         self._take_in_all_but_pods()
         for pod in sorted(facts.pods if pods is None else pods, key=born):
             self._take_in(pod)
@@ -100,7 +101,7 @@ class Picture:
         if not waits(pod):
             return
         if pod.status.nominated_node_name:
-            self._promised.append((importance(pod), pod.status.nominated_node_name, full_name(pod)))
+            self._promised.append((standing_of(pod), pod.status.nominated_node_name, full_name(pod)))
         request = self.request(pod)
         if request is not None and request.containers and not pod.spec.scheduling_gates:
             self.books.wait(pod)
@@ -137,7 +138,8 @@ class Picture:
 
     def promised(self, pod: Pod) -> list[tuple[str, str]]:
         """Nodes that are being cleared for a more important pod, and for which."""
-        return [(node, other) for above, node, other in self._promised if above > importance(pod)]
+        standing = standing_of(pod)
+        return [(node, other) for holder, node, other in self._promised if holder.is_above(standing)]
 
     # Changes of the picture
 
@@ -164,7 +166,7 @@ class Picture:
 
     def take_out(self, pod: Pod) -> Pod:
         """The pod is thought away; what is returned is the same pod as if it waited for a node."""
-        self.books.on_pod(Change(Kind.DELETED, pod, None))
+        self.books.take_out(pod.metadata.uid)
         return unplaced(pod)
 
 
@@ -204,12 +206,6 @@ def finished(pod: Pod) -> bool:
 def unplaced(pod: Pod) -> Pod:
     """The pod without its node: the decision that it carries then counts for nothing."""
     return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_name=""))
-
-
-def importance(pod: Pod) -> tuple[int, ...]:
-    """What decides who goes first, as the scheduler's queue has it."""
-    word = pod.metadata.annotations.get(keti.ANNOTATION_PRIORITY)
-    return pod.spec.priority or 0, keti.priority(word)
 
 
 def born(pod: Pod) -> tuple[str, str, str]:

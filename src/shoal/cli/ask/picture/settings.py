@@ -61,13 +61,16 @@ def settings_of(
 
 
 def _read(text: str) -> Config:
-    import yaml
+    from shoal.cli.ask.documents import documents
 
     if len(text) > _MAX_TEXT:
         raise ValueError(f"they are longer than {_MAX_TEXT} characters")
+    given = documents(text)
+    if len(given) > 1:
+        raise ValueError(f"they are {len(given)} documents")
     try:
-        return msgspec.convert(yaml.safe_load(text) or {}, Config, strict=False)
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
+        return msgspec.convert((given and given[0]) or {}, Config, strict=False)
+    except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
 
 

@@ -1,4 +1,7 @@
-"""The admission policies: there, in force, and counting memory as the nodes do."""
+"""The admission policies: there, in force, and counting memory as the nodes do.
+
+Without those for requests a bad request is told later. Without the others tenants write what only the scheduler should.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,19 @@ from shoal.cli.doctor.checks.nodes import unit_of
 from shoal.cli.doctor.facts import Facts
 from shoal.cli.doctor.finding import Finding, failed, ok, some, unknown, warning
 from shoal.kube.resources import RawObject
-from shoal.model.contract import shoal
+from shoal.model.contract import decisions, shoal
 
-_ALL: Final = (shoal.POLICY_PODS, shoal.POLICY_TEMPLATES, shoal.POLICY_CRON_JOBS)
+_REQUESTS: Final = (shoal.POLICY_PODS, shoal.POLICY_TEMPLATES, shoal.POLICY_CRON_JOBS)
+_GUARDS: Final = (*decisions.POLICIES_DECISIONS, *decisions.POLICIES_VISIBLE_DEVICES, decisions.POLICY_EXEMPTIONS)
+_ALL: Final = (*_REQUESTS, *_GUARDS, *decisions.POLICIES_FENCE)
 _INSTALL: Final = "kubectl apply -k deploy/admission"
+_INSTALL_FENCE: Final = "kubectl apply -k deploy/agent"
 
 
 def policies(facts: Facts) -> Iterator[Finding]:
-    """What refuses bad GPU requests at `kubectl apply`."""
+    """What refuses bad GPU requests at `kubectl apply`, and guards what was decided."""
     if facts.policies is None or facts.bindings is None:
         yield unknown("admission", "the admission policies may not be read")
-        return
-    if facts.version.endswith(shoal.EMBEDDED_VERSION):
-        yield ok("admission", "the embedded API server refuses bad GPU requests by itself")
         return
     if "validatingadmissionpolicies" in facts.absent:
         return  # told by the cluster's version
@@ -34,14 +37,18 @@ def policies(facts: Facts) -> Iterator[Finding]:
     }
     missing = [name for name in _ALL if name not in found]
     idle = [name for name in found if name not in bound]
-    if missing:
-        yield warning("admission", f"{some(missing)}: not there; bad requests are told by events only", _INSTALL)
+    if late := [name for name in missing if name in _REQUESTS]:
+        yield warning("admission", f"{some(late)}: not there; bad requests are told by events only", _INSTALL)
+    if open_ := [name for name in missing if name in _GUARDS]:
+        yield failed("admission", f"{some(open_)}: not there; tenants can write what was decided", _INSTALL)
+    if free := [name for name in missing if name in decisions.POLICIES_FENCE]:
+        yield failed("admission", f"{some(free)}: not there; an agent can write to any node", _INSTALL_FENCE)
     if idle:
         yield failed("admission", f"{some(idle)}: there, and bound by nothing that denies", _INSTALL)
     yield from _units(facts, found)
     yield from _complaints(found)
     if found and not missing and not idle:
-        yield ok("admission", "bad GPU requests are refused")
+        yield ok("admission", "bad GPU requests are refused, and decisions are guarded")
 
 
 def _units(facts: Facts, found: dict[str, RawObject]) -> Iterator[Finding]:

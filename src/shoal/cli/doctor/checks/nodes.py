@@ -132,6 +132,16 @@ def walls(facts: Facts) -> Iterator[Finding]:
             f"{some(bare)}: shares are counted, and nothing keeps a container to its own",
             "see docs/agent.md: driver R615 or newer, or MPS",
         )
+    shared = [
+        node.metadata.name for node in facts.nodes if any(card.isolation is Isolation.MPS for card in _readable(node))
+    ]
+    if shared:
+        yield note(
+            "isolation",
+            f"{some(shared)}: MPS limits clients by their environment, and each can change the limits of others",
+            f"give it to namespaces that trust each other alone, by label {shoal.LABEL_MPS}={shoal.MPS_ALLOW}: shares "
+            "of others are counted there, and their MPS clients refused. Driver R615 or newer keeps them apart",
+        )
 
 
 def _cards(node: Node) -> tuple[Gpu, ...]:

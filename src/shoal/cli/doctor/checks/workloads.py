@@ -64,6 +64,11 @@ def scheduler(facts: Facts) -> Iterator[Finding]:
                 "no replica is ready",
                 f"kubectl -n {one['metadata']['namespace']} logs -l {kubernetes.LABEL_APP}={shoal.NAME_SCHEDULER}",
             )
+    if len(own) > 1:
+        places = sorted(one["metadata"]["namespace"] for one in own)
+        yield failed(
+            "scheduler", f"runs in {some(places)}, without a common lease", "remove all but one: cards get over-booked"
+        )
     if own:
         yield from _leader(facts)
         yield from _service(facts)

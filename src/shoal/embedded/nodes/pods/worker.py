@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from shoal.embedded.access.users import kubelet_of
 from shoal.embedded.deletion import DeleteOptions
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import PODS
@@ -25,6 +26,7 @@ from shoal.embedded.nodes.pods.states import ContainerRun, Ended, Running
 from shoal.embedded.nodes.pods.workload import failed, plan_of
 from shoal.embedded.rules.pods import containers
 from shoal.embedded.store import Object
+from shoal.embedded.writes import ACTING
 from shoal.kubelet.cdi import CdiError, ContainerEdits, DeviceNode, Mount, resolve
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ class PodWorker:
 
     async def run(self) -> None:
         """From its admission to its end."""
+        ACTING.set(kubelet_of(self._site.host.spec.name))
         run = self._site.host.runs.get(self.uid)
         if run is not None and (run.running or run.over):
             self._site.take(self.pod)

@@ -28,7 +28,6 @@ SECONDS: Final = 30.0
 class Hold:
     """The decision on a pod that is not being bound yet."""
 
-    pod: Pod
     allocation: Allocation
     until: float
 
@@ -59,7 +58,7 @@ class Holds:
         self.release(pod.metadata.uid)
         allocation = self._books.place(pod, among=among, node=node)
         if allocation is not None:
-            self._holds[pod.metadata.uid] = Hold(pod, allocation, self._clock() + self._seconds)
+            self._holds[pod.metadata.uid] = Hold(allocation, self._clock() + self._seconds)
             self._count("made")
         return allocation
 

@@ -1,0 +1,90 @@
+"""TLS by the certificates that the extender makes itself: kept in a Secret, renewed without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from typing import Final
+
+from shoal.kube.access.tls import load_pair
+from shoal.kube.errors import KubeError
+from shoal.scheduler.credentials.bundle import Bundle
+from shoal.scheduler.credentials.secret import BundleSecret
+from shoal.scheduler.extender.tls import LOOK_SECONDS, TlsError, server_context
+
+log = logging.getLogger(__name__)
+
+#: A certificate that is not known yet makes the Secret be read again, this often at most.
+_AGAIN_SECONDS: Final = 1.0
+_REFUSED: Final = "this client certificate was replaced: give kube-scheduler what `shoal config kube-scheduler` prints"
+
+
+class OwnTls:
+    """What the server listens with, and which clients it knows."""
+
+    def __init__(self, secret: BundleSecret, bundle: Bundle) -> None:
+        self._secret = secret
+        self._bundle = bundle
+        self._accepted = bundle.accepted
+        self._current = bundle.settled().accepted
+        self._looked_at = float("-inf")
+        self._looking = asyncio.Lock()
+        self.context = server_context()
+        self.context.verify_mode = ssl.CERT_REQUIRED
+        self.context.load_verify_locations(cadata=bundle.authority.certificate.decode())
+        load_pair(self.context, bundle.server)
+
+    @classmethod
+    async def begun(cls, secret: BundleSecret) -> OwnTls:
+        """Take the Secret's certificates, which are made if it holds none."""
+        return cls(secret, await secret.ensure())
+
+    async def admits(self, shown: str) -> str:
+        """Why this client is not let in; empty when it is."""
+        if shown not in self._accepted:
+            await self._look_again()
+        if shown not in self._accepted:
+            return _REFUSED
+        if self._bundle.previous and shown in self._current:
+            await self._settle(shown)
+        return ""
+
+    async def keep(self) -> None:
+        """Follow the Secret, and renew the server's certificate in time."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Take what the Secret holds now."""
+        try:
+            self._take(await self._secret.ensure())
+        except (TlsError, KubeError) as error:
+            log.warning("TLS stays as it is: %s", error)
+
+    async def _look_again(self) -> None:
+        async with self._looking:
+            now = asyncio.get_running_loop().time()
+            if now - self._looked_at >= _AGAIN_SECONDS:
+                self._looked_at = now
+                await self.look()
+
+    async def _settle(self, used: str) -> None:
+        log.info("kube-scheduler uses its new certificate: the one before is over")
+        self._bundle = self._bundle.settled()
+        self._accepted = self._current
+        try:
+            self._take(await self._secret.settle_client(used))
+        except (TlsError, KubeError) as error:
+            log.warning("the Secret still knows the certificate before: %s", error)
+
+    def _take(self, bundle: Bundle) -> None:
+        if bundle.authority.certificate != self._bundle.authority.certificate:
+            raise TlsError("the Secret holds another authority: restart the scheduler")
+        if bundle.server != self._bundle.server:
+            load_pair(self.context, bundle.server)
+            log.info("the server's certificate is renewed")
+        self._bundle = bundle
+        self._accepted = bundle.accepted
+        self._current = bundle.settled().accepted

@@ -1,0 +1,175 @@
+"""A cluster with every policy of `deploy/` in force, and people with rights on it: the embedded one, or a real one."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.suites.connection import Answer, Connection
+from tests.testbed.waiting import wait_for
+
+Object = dict[str, Any]
+DEPLOY = Path(__file__).parents[2] / "deploy"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+SYSTEM = "/api/v1/namespaces/kube-system"
+#: What a tenant's administrator gets: everything, in one namespace.
+EVERYTHING = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
+#: Stands for kubelets and controllers, which may write to pods and know nothing of decisions.
+REPORTS = [
+    {"apiGroups": [""], "resources": ["pods", "pods/status"], "verbs": ["create", "patch", "update"]},
+]
+_PLURALS = {
+    "ServiceAccount": "serviceaccounts",
+    "Role": "roles",
+    "RoleBinding": "rolebindings",
+    "ClusterRole": "clusterroles",
+    "ClusterRoleBinding": "clusterrolebindings",
+}
+NODE = "guarded-node"
+FAR = "far-node"
+
+
+@dataclass
+class Guarded:
+    """The cluster. Its people: admin, tenant, reporter, shoal-scheduler, shoal-agent (of `NODE`)."""
+
+    connection: Connection
+    new_namespace: Callable[[str], None]
+    real: bool
+
+    def __post_init__(self) -> None:
+        self.tokens: dict[str, str] = {}
+
+    def ask(self, who: str, method: str, path: str, body: object = None) -> Answer:
+        """One request by somebody; PATCH is a strategic merge."""
+        kind = "strategic-merge-patch+json" if method == "PATCH" else "json"
+        data = None if body is None else json.dumps(body).encode()
+        token = None if who == "admin" else self.tokens[who]
+        return self.connection.request(method, path, data, {"Content-Type": f"application/{kind}"}, token=token)
+
+    def must(self, method: str, path: str, body: object = None) -> Any:
+        """A request of the administrator, which succeeds."""
+        answer = self.ask("admin", method, path, body)
+        assert answer.status < 300, (method, path, answer.body)
+        return answer.body
+
+    def prepare(self) -> None:
+        """The accounts of Shoal's components with the roles of `deploy/`, a reporter, and two nodes."""
+        for file in ("scheduler/rbac.yaml", "agent/rbac.yaml"):
+            for obj in yaml.safe_load_all((DEPLOY / file).read_text()):
+                self._create(obj)
+        self._create({"kind": "ServiceAccount", "metadata": {"name": "reporter", "namespace": "kube-system"}})
+        self._grant("reporter", "kube-system", REPORTS)
+        for name in (NODE, FAR):
+            self.must("POST", "/api/v1/nodes", {"metadata": {"name": name}})
+        for account in ("shoal-scheduler", "reporter"):
+            self.tokens[account] = self._token("kube-system", account)
+        self.must("POST", f"{SYSTEM}/pods", pod("agent", nodeName=NODE, serviceAccountName="shoal-agent"))
+        self.tokens["shoal-agent"] = self._token("kube-system", "shoal-agent", "agent")
+        self.tokens["homeless"] = self._token("kube-system", "shoal-agent")
+
+    def room(self) -> str:
+        """A namespace of a tenant who may do everything in it, as `tenant`."""
+        name = f"team-{uuid.uuid4().hex[:10]}"
+        self.new_namespace(name)
+        self._create({"kind": "ServiceAccount", "metadata": {"name": "tenant", "namespace": name}})
+        self._create({"kind": "Role", "metadata": {"name": "all", "namespace": name}, "rules": EVERYTHING})
+        subject = {"kind": "ServiceAccount", "name": "tenant", "namespace": name}
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "all"}
+        metadata = {"name": "all", "namespace": name}
+        self._create({"kind": "RoleBinding", "metadata": metadata, "roleRef": role, "subjects": [subject]})
+        self.tokens["tenant"] = self._token(name, "tenant")
+        wait_for(lambda: self.ask("tenant", "GET", f"/api/v1/namespaces/{name}/pods").status == 200, "allowed")
+        return name
+
+    def _grant(self, account: str, namespace: str, rules: list[Object]) -> None:
+        self._create({"kind": "ClusterRole", "metadata": {"name": account}, "rules": rules})
+        subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": account}
+        self._create(
+            {"kind": "ClusterRoleBinding", "metadata": {"name": account}, "roleRef": role, "subjects": [subject]}
+        )
+
+    def _create(self, obj: Object) -> None:
+        base = "/api/v1" if obj["kind"] == "ServiceAccount" else RBAC
+        namespace = obj["metadata"].get("namespace")
+        where = f"{base}/namespaces/{namespace}" if namespace else base
+        self.must("POST", f"{where}/{_PLURALS[obj['kind']]}", obj)
+
+    def _token(self, namespace: str, account: str, pod_name: str = "") -> str:
+        where = f"/api/v1/namespaces/{namespace}"
+        spec: Object = {"expirationSeconds": 3600}
+        if pod_name:
+            uid = self.must("GET", f"{where}/pods/{pod_name}")["metadata"]["uid"]
+            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": pod_name, "uid": uid}
+        return str(self.must("POST", f"{where}/serviceaccounts/{account}/token", {"spec": spec})["status"]["token"])
+
+
+def pod(
+    name: str,
+    *,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    limits: Mapping[str, str] | None = None,
+    env: list[Object] | None = None,
+    **spec: Any,
+) -> Object:
+    """A pod with one container."""
+    container = {"name": "main", "image": "x", "resources": {"limits": dict(limits or {})}, "env": env or []}
+    metadata = {"name": name, "labels": dict(labels or {}), "annotations": dict(annotations or {})}
+    return {"metadata": metadata, "spec": {"containers": [container], **spec}}
+
+
+def binding(name: str, annotations: Mapping[str, str] | None = None) -> Object:
+    """A Binding of a pod to `NODE`."""
+    metadata = {"name": name, "annotations": dict(annotations or {})}
+    return {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": {"kind": "Node", "name": NODE}}
+
+
+def deployment(
+    annotations: Mapping[str, str] | None = None, *, env: list[Object] | None = None, replicas: int = 0
+) -> Object:
+    """A Deployment, or with its selector as good a ReplicaSet."""
+    template = pod("", labels={"app": "web"}, annotations=annotations, env=env)
+    del template["metadata"]["name"]
+    selector = {"matchLabels": {"app": "web"}}
+    return {"metadata": {"name": "web"}, "spec": {"replicas": replicas, "selector": selector, "template": template}}
+
+
+def cron_job(annotations: Mapping[str, str] | None = None, *, env: list[Object] | None = None) -> Object:
+    """A CronJob."""
+    template = pod("", annotations=annotations, env=env, restartPolicy="Never")
+    del template["metadata"]["name"]
+    job = {"spec": {"template": template}}
+    return {"metadata": {"name": "web"}, "spec": {"schedule": "@yearly", "jobTemplate": job}}
+
+
+def event(name: str, namespace: str, about: Object, **changes: Any) -> Object:
+    """An event as the agent of `NODE` writes them."""
+    return {
+        "metadata": {"name": name, "namespace": namespace},
+        "involvedObject": about,
+        "reason": "GpuRefused",
+        "message": "told",
+        "type": "Warning",
+        "source": {"component": "shoal-agent", "host": NODE},
+        "reportingComponent": "shoal-agent",
+        "reportingInstance": NODE,
+        "firstTimestamp": "2026-01-01T00:00:00Z",
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+        "count": 1,
+    } | changes
+
+
+def refusals(answer: Answer) -> Iterator[str]:
+    """What policies said to a request: name and words."""
+    for cause in (answer.body.get("details") or {}).get("causes") or ():
+        message = str(cause.get("message", ""))
+        if message.startswith("ValidatingAdmissionPolicy"):
+            yield message

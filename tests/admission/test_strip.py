@@ -1,0 +1,48 @@
+"""`deploy/admission-strip`: a copied pod comes without what was decided about its model, on a real kube-apiserver."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from shoal.model.contract import decisions
+from tests.admission.guarded import DEPLOY, Guarded, pod
+from tests.admission.test_shipped import lists, variable
+from tests.suites.connection import Connection
+from tests.testbed.control_plane import ControlPlane
+from tests.testbed.processes import Run
+from tests.testbed.waiting import wait_for
+
+COPY = {"note": "kept", **dict.fromkeys(decisions.DECISION_ANNOTATIONS, "x")}
+
+
+@pytest.fixture(scope="module")
+def stripping(testbed_run: Run) -> Guarded:
+    """A server of this module's own, with both."""
+    server = ControlPlane(testbed_run, "stripping").api
+    for folder in ("admission", "admission-strip"):
+        server.kubectl("apply", "--validate=strict", "-k", str(DEPLOY / folder))
+    guarded = Guarded(Connection(server.kubeconfig()), server.create_namespace, real=True)
+    guarded.prepare()
+    return guarded
+
+
+@pytest.mark.min_kube("1.36")
+def test_a_copy_loses_its_record(stripping: Guarded) -> None:
+    room = stripping.room()
+    pods = f"/api/v1/namespaces/{room}/pods"
+    copy = pod("copy", annotations=COPY, limits={"aliyun.com/gpu-mem": "2"})
+    wait_for(lambda: stripping.ask("tenant", "POST", f"{pods}?dryRun=All", copy).status == 201, "stripping")
+    made = stripping.ask("tenant", "POST", pods, copy)
+    assert made.status == 201
+    assert made.body["metadata"]["annotations"] == {"note": "kept"}
+    # Who may write them keeps them, and after its making nothing is stripped: a change is refused, or not there.
+    kept = stripping.must("POST", pods, pod("kept", annotations=COPY))
+    assert kept["metadata"]["annotations"] == COPY
+    patch = {"metadata": {"annotations": {"UUID": "y"}}}
+    wait_for(lambda: stripping.ask("tenant", "PATCH", f"{pods}/copy", patch).status == 403, "refusing")
+
+
+def test_annotations_are_those_of_the_contract() -> None:
+    policy, _ = yaml.safe_load_all((DEPLOY / "admission-strip" / "policy.yaml").read_text())
+    assert lists(variable(policy, "decided")) == [list(decisions.DECISION_ANNOTATIONS)]
