@@ -23,8 +23,7 @@ _LOOK_SECONDS: Final = 0.5
 @asynccontextmanager
 async def alone_in(folder: Path, waiting: Callable[[str], None]) -> AsyncIterator[None]:
     """Be the only agent that serves in this folder while the block lasts; `waiting` is told why not yet, and when."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = _opened(folder)
     try:
         told = False
         while not _locked(descriptor):
@@ -38,6 +37,11 @@ async def alone_in(folder: Path, waiting: Callable[[str], None]) -> AsyncIterato
         yield
     finally:
         os.close(descriptor)
+
+
+def _opened(folder: Path) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    return os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _locked(descriptor: int) -> bool:
