@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from shoal.agent import probes
+from shoal.agent.alone import alone_in
 from shoal.agent.config import AUTO, Config, Unplaced
 from shoal.agent.errors import RefusedError
 from shoal.agent.follow import Follow
@@ -283,11 +284,18 @@ async def run(
         recorder = await stack.enter_async_context(Recorder(client, COMPONENT, host=config.node_name))
         cards = Cards(nvml)  # for all configurations: a process can open its driver once
         agent: Agent | None = None
+        other = ""
+
+        def told(words: str) -> None:
+            nonlocal other
+            other = words
+
         if config.port is not None:
             waiting = probes.serve(
-                config.host, config.port, lambda: "starting" if agent is None else agent.waiting_for()
+                config.host, config.port, lambda: other or ("starting" if agent is None else agent.waiting_for())
             )
             serving(await stack.enter_async_context(waiting))
+        await stack.enter_async_context(alone_in(paths.device_plugins, told))
         while True:
             last = None if agent is None else agent.source.current
             agent = Agent(config, client, recorder, cards, paths, environment=environment or {}, last=last, begun=begun)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,13 +31,20 @@ from tests.kubelet.pods import Pods
 class InProcess:
     """An agent on the loop of the simulated cluster."""
 
-    def __init__(self, server: SimulatedServer, node: SimulatedNode, settings: Mapping[str, object], nvml) -> None:
+    def __init__(
+        self,
+        server: SimulatedServer,
+        node: SimulatedNode,
+        settings: Mapping[str, object],
+        nvml,
+        kubeconfig: Path | None = None,
+    ) -> None:
         self.port = 0
         self._loop = server.loop
         self._reloads: asyncio.Queue[Config] = asyncio.Queue()
         self._settings = {"host": "127.0.0.1", "port": 0}
         self._paths = paths_of(node)
-        access = load_kubeconfig([server.api.kubeconfig()], environ={}, explicit=True)
+        access = load_kubeconfig([kubeconfig or server.api.kubeconfig()], environ={}, explicit=True)
         self._task = self._loop.run(self._start(self._config(settings), access, nvml))
 
     async def _start(self, config: Config, access, nvml) -> asyncio.Task[None]:
@@ -93,9 +101,11 @@ class SimulatedLab(Lab):
         super().__init__(node, pods)
         #: How the agent opens its driver.
         self.open_driver: Callable[[], Nvml] = lambda: node.inner.host.nvml
+        #: How the agent reaches its API server, if not straight.
+        self.kubeconfig: Path | None = None
 
     def launch(self, settings: Mapping[str, object]) -> InProcess:
-        return InProcess(self.pods.apiserver, self.node, settings, self.open_driver)
+        return InProcess(self.pods.apiserver, self.node, settings, self.open_driver, self.kubeconfig)
 
     def clean(self) -> None:
         access = load_kubeconfig([self.pods.apiserver.api.kubeconfig()], environ={}, explicit=True)

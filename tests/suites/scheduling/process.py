@@ -37,6 +37,12 @@ class SchedulerProcess:
         """Whether it runs."""
         return self._process is not None and self._process.alive
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._process is not None
+        return self._process.pid
+
     def launch(self) -> None:
         """Start it, and wait for nothing."""
         flags = ["--host", "127.0.0.1", "--port", str(self.port), "--kubeconfig", str(self._kubeconfig)]

@@ -11,7 +11,7 @@ from shoal.agent.starts.edits import Scene, cards_of, container_edits
 from shoal.agent.starts.specs import Specs
 from shoal.kubelet.cdi import ContainerEdits, Hook
 from shoal.model.allocation import ContainerAllocation
-from shoal.model.bound import no_cards
+from shoal.model.bound import missing_card, no_cards
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import NodeGpus
 from shoal.model.request import NO_SHARE, fits
@@ -43,6 +43,8 @@ class Gate:
         entry = holding.entry(container)
         if entry is None or container not in holding.resources:
             raise RefusedError(no_cards(container))
+        if problem := missing_card(entry, self._pods.node):
+            raise RefusedError(problem)  # given once, by a machine of this name that had other cards
         for card in cards_of(entry, self._pods.node):
             if not card.healthy:
                 raise RefusedError(f"card {card.index} ({card.uuid}) is not healthy: {card.fault}")

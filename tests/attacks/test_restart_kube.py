@@ -1,0 +1,42 @@
+"""The scheduler is killed, as the kernel does for want of memory, and started again under what a tenant piled up."""
+
+from pathlib import Path
+
+from tests.attacks.arena import Tenant
+from tests.attacks.play import Play
+from tests.attacks.real import RealArena
+
+#: As many pods, each with a record of thousands of cards that nobody has.
+PODS = 60
+#: Far below the limit that it is deployed with.
+MEMORY_MIB = 300
+
+
+def peak_mib(pid: int) -> int:
+    """What a process has held at most, in MiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (held,) = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
+    return held // 1024
+
+
+def test_scheduler_is_killed_under_load_and_comes_back(real_arena: RealArena) -> None:
+    arena = real_arena
+    arena.policies(on=False)
+    play = Play(arena, Tenant(arena.api, "tenant"), Tenant(arena.api, "neighbour"))
+    play.place({"name": "resident", "of": "neighbour", "gpu": 1})
+    for answer in play.write(
+        {"create": {"name": "idle", "node": "$node", "annotations": {"shoal.dev/allocation": "$bloat"}}, "times": PODS}
+    ):
+        assert answer.status == 201, answer
+    for _ in range(2):
+        arena.scheduler.kill()
+        arena.scheduler.start()
+        play.place({"name": "honest", "of": "neighbour", "gpu": 1})
+        play.hold({"waits": {"name": "late", "gpu": 1}})
+        assert peak_mib(arena.scheduler.pid) < MEMORY_MIB
+        play.hold({"gone": "late"})
+        play.hold({"gone": "honest"})
+    play.check()
+    for whose in (play.tenant, play.neighbour):
+        whose.leave()
+    play.settle()
