@@ -63,6 +63,18 @@ def test_both_sides_believe_each_other(authority: Authority, tmp_path: Path) -> 
     assert certificates.hosts_of(client.certificate) == set()
 
 
+def test_clocks_may_be_minutes_apart(tmp_path: Path) -> None:
+    """Made by a machine whose clock is 50 minutes ahead: for all others it is valid already."""
+    ahead = new_authority("ahead", now=NOW + timedelta(minutes=50), life=10 * YEAR)
+    pairs = (
+        ahead.server(["shoal"], now=NOW + timedelta(minutes=50), life=YEAR),
+        ahead.client("kube-scheduler", now=NOW + timedelta(minutes=50), life=YEAR),
+    )
+    server = context(ssl.PROTOCOL_TLS_SERVER, pairs[0], ahead, tmp_path)
+    client = context(ssl.PROTOCOL_TLS_CLIENT, pairs[1], ahead, tmp_path)
+    assert shake_hands(server, client, "shoal").getpeercert()
+
+
 def test_a_server_is_no_client_and_strangers_are_nobody(authority: Authority, tmp_path: Path) -> None:
     server = authority.server(["localhost"], now=NOW, life=YEAR)
     stranger = new_authority("test", now=NOW, life=YEAR)
