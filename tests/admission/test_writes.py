@@ -37,6 +37,8 @@ SPACE = "/api/v1/namespaces/{ns}"
 EVENTS = "/api/v1/namespaces/{ns}/events"
 NODES = "/api/v1/nodes"
 GPU = {"aliyun.com/gpu-mem": "12"}
+#: Good values, so that one policy alone has something to say: which of two is heard first is open.
+GOOD = {"aliyun.com/gpu-count": "2", "ack.gpushare.placement": "require-whole-device"}
 
 Line = tuple[str, str, str, str, Any, str]
 
@@ -166,7 +168,7 @@ ABOUT_DECISIONS: list[Line] = [
     *(
         (
             f"label {key} of a placed pod",
-            *("tenant", "PATCH", f"{PODS}/placed", labelled(key, "x")),
+            *("tenant", "PATCH", f"{PODS}/placed", labelled(key, GOOD[key])),
             f"{PLACE}label {key} as it is, or make a new pod",
         )
         for key in LABELS_READ
