@@ -45,10 +45,10 @@ def test_each_card_has_its_limit_again_after_a_restart(walled: Walled):  # noqa:
     lab = walled()
     manifest = memory_pod("both", 8, f"trap 'exit 1' USR1; {TELL}", restart="Always")
     manifest["metadata"]["labels"] = {gpushare.LABEL_POD_COUNT: "2"}
-    both = tuple(CardShare(lab.card(index).uuid, index, Share(units * GIB)) for index, units in ((0, 3), (1, 5)))
+    both = tuple(CardShare(lab.card(index).uuid, index, Share(units * GIB)) for index, units in ((0, 4), (1, 4)))
     lab.place(watching(lab, manifest), Allocation(lab.node.name, (ContainerAllocation("main", both),)))
     first = own_id(lab.pods.wait_running("both"))
-    limits = [(0, 3 * 2**30), (1, 5 * 2**30)]
+    limits = [(0, 4 * 2**30), (1, 4 * 2**30)]
     assert seen_limits(lab, "both", "main", first) == limits
     lab.pods.apiserver.kubectl("-n", lab.pods.namespace, "exec", "both", "--", "kill", "-USR1", "1")
     lab.pods.wait("both", lambda found: container_status(found, "main").get("restartCount") == 1, "restarted")
