@@ -184,7 +184,7 @@ async def test_pods_that_wait_are_woken_when_cards_are_free(
         for left in range(7, 3, -1):
             pods = await until(client, room, lambda pods: sum(bool(pod.spec.node_name) for pod in pods) == 4)
             gone = next(pod.metadata.name for pod in pods if pod.spec.node_name)
-            await client.delete(PODS, gone, namespace=room, grace_seconds=0)
+            await client.delete(PODS, gone, namespace=room)
             await until(client, room, functools.partial(are, left))
         await until(client, room, all_bound)
     assert extender.books.engine.ledger.over_booked() == []
