@@ -14,13 +14,14 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import manifest_of
 from shoal.model.allocation import CardShare
 from shoal.model.bound import allocation_of
-from shoal.model.contract import nvidia, shoal
+from shoal.model.contract import shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.gpu import NodeGpus
 from shoal.model.node import node_gpus
 from shoal.model.pod import request_of
-from shoal.model.request import Share
+from shoal.model.request import Request, Share
+from shoal.scheduler.books.bookings import claims_for_nothing
 
 _FINISHED: Final = ("Succeeded", "Failed")
 #: A scheduler that is there says something within this time.
@@ -87,7 +88,7 @@ def books(facts: Facts) -> Iterator[Finding]:
             f"{some(without)}: on a node, and nobody wrote which card",
             "wire kube-scheduler to the extender (shoal config kube-scheduler), or let the agent choose",
         )
-    claims = [_name(pod) for pod in facts.pods if _claims_for_nothing(pod)]
+    claims = [_name(pod) for pod in facts.pods if not _asks(pod) and claims_for_nothing(pod, Request())]
     if claims:
         yield warning(
             "pods",
@@ -116,13 +117,6 @@ def _asks(pod: Pod) -> bool:
         return bool(request_of(manifest_of(pod), unit=MemoryUnit.GIB).containers)
     except RequestError:
         return False
-
-
-def _claims_for_nothing(pod: Pod) -> bool:
-    """Whether a pod that asks for no GPU of any kind has a record of cards."""
-    containers = (*pod.spec.init_containers, *pod.spec.containers)
-    replicas = any(nvidia.RESOURCE_GPU_SHARED in one.resources.limits for one in containers)
-    return shoal.ANNOTATION_ALLOCATION in pod.metadata.annotations and not replicas and not _asks(pod)
 
 
 def _held(node: Node) -> Mapping[str, tuple[CardShare, ...]]:
