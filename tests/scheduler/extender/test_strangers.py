@@ -14,6 +14,7 @@ import pytest
 from shoal.embedded.app import EmbeddedApi
 from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
+from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import NODES, PODS
 from shoal.kube.store import Change, Kind
@@ -121,16 +122,41 @@ def test_requests_leave_nothing_behind(scene: Scene) -> None:
 
 async def test_waiting_for_the_watch_is_bounded(scene: Scene) -> None:
     waiting = Waiting(scene.books)
-    tasks = [asyncio.create_task(waiting.until_heard_of(f"u{n}", seconds=60)) for n in range(MOST)]
+    tasks = [asyncio.create_task(waiting.until_shown(ObjectMeta(uid=f"u{n}"), seconds=60)) for n in range(MOST - 1)]
+    tasks.append(asyncio.create_task(waiting.until_shown(ObjectMeta(uid="uid-p"), seconds=60)))
     await asyncio.sleep(0)
     async with asyncio.timeout(10):
-        await waiting.until_heard_of("one more", seconds=60)
-    waiting.on_pod(Change(Kind.ADDED, None, msgspec.convert(pod("x") | {"metadata": {"uid": "u0"}}, Pod)))
-    await tasks[0]
-    for task in tasks[1:]:
+        await waiting.until_shown(ObjectMeta(uid="one more"), seconds=60)
+        scene.add_pod(pod("p"))
+        waiting.on_pod(Change(Kind.ADDED, None, msgspec.convert(pod("p"), Pod)))
+        await tasks.pop()
+    for task in tasks:
         task.cancel()
-    await asyncio.wait(tasks[1:])
-    await waiting.until_heard_of("again", seconds=0.01)
+    await asyncio.wait(tasks)
+    await waiting.until_shown(ObjectMeta(uid="again"), seconds=0.01)
+
+
+@pytest.mark.parametrize(
+    ("shown", "asked", "waits"),
+    [("9", "10", True), ("10", "9", False), ("10", "10", False), ("10", "", False), ("10", "soon", False)],
+)
+async def test_a_pod_is_decided_on_as_new_as_the_caller_has_it(
+    scene: Scene, shown: str, asked: str, waits: bool
+) -> None:
+    """A policy nobody knows is put right; kube-scheduler's watch is the faster one, and it asks once."""
+    old, new = pod("p", mem="2"), pod("p", mem="2")
+    old["metadata"] |= {"resourceVersion": shown, "annotations": {"shoal.dev/policy": "tetris"}}
+    new["metadata"]["resourceVersion"] = asked
+    scene.add_pod(old)
+    answer = asyncio.create_task(scene.verbs.on_newest(scene.verbs.filter, args(new, ["a"])))
+    await asyncio.sleep(0)
+    assert answer.done() == (not waits)
+    if waits:
+        scene.add_pod(new)
+        scene.verbs.waiting.on_pod(Change(Kind.MODIFIED, None, msgspec.convert(new, Pod)))
+        assert json.loads(await answer)["NodeNames"] == ["a"]
+    else:
+        assert "tetris" in (await answer).decode()
 
 
 # bind

@@ -21,7 +21,7 @@ from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender import wire
 from shoal.scheduler.extender.inspect import inspect
 from shoal.scheduler.extender.tls import Tls
-from shoal.scheduler.extender.verbs import Verbs
+from shoal.scheduler.extender.verbs import Verb, Verbs
 from shoal.scheduler.extender.waiting import UnknownPodError
 from shoal.scheduler.extender.wire import WireError
 from shoal.scheduler.http.bounds import Bodies, Bounds
@@ -115,7 +115,7 @@ class Extender:
         if not reason:
             try:
                 async with self._bodies.of(request) as body:
-                    return json(await self._verbs.heard_of(self._verbs.filter, body))
+                    return json(await self._verbs.on_newest(self._verbs.filter, body))
             except UnknownPodError as unknown:
                 reason = str(unknown)
         return json(wire.filter_answer(wire.Filtered(error=reason)))
@@ -133,14 +133,14 @@ class Extender:
     async def _preempt(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._asked(request, self._verbs.preempt)
 
-    async def _asked(self, request: web.BaseRequest, verb: Callable[[bytes], bytes]) -> web.StreamResponse:
+    async def _asked(self, request: web.BaseRequest, verb: Verb) -> web.StreamResponse:
         """A verb whose answer has no room for an error."""
         reason = self._not_ready()
         if reason:
             raise web.HTTPServiceUnavailable(text=reason)
         try:
             async with self._bodies.of(request) as body:
-                return json(await self._verbs.heard_of(verb, body))
+                return json(await self._verbs.on_newest(verb, body))
         except WireError as error:
             raise web.HTTPBadRequest(text=str(error)) from error
         except UnknownPodError as unknown:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from shoal.kube.objects.pod import Pod
 from shoal.placement.books.columns import BoolArray
@@ -27,6 +27,12 @@ log = logging.getLogger(__name__)
 _FITTING: Final = "fits"
 _REFUSED: Final = "refused"
 _ERROR: Final = "error"
+
+
+class Verb(Protocol):
+    """A verb on the pod as the watch has shown it; `newest`: unless the caller has a newer one."""
+
+    def __call__(self, body: bytes, *, newest: bool = False) -> bytes: ...
 
 
 class Verbs:
@@ -63,15 +69,18 @@ class Verbs:
             log.info("%s/%s: fits by now", pod.metadata.namespace, pod.metadata.name)
             self._try_again(pod)
 
-    async def heard_of(self, verb: Callable[[bytes], bytes], body: bytes) -> bytes:
-        """The verb's answer. When the watch does not show its pod yet, it gets a moment for that. Raises WireError."""
+    async def on_newest(self, verb: Verb, body: bytes) -> bytes:
+        """The verb's answer. When the watch does not show its pod as it is now, it gets a moment for that.
+
+        Raises WireError and UnknownPodError.
+        """
         try:
-            return verb(body)
+            return verb(body, newest=True)
         except UnknownPodError as unknown:
-            await self.waiting.until_heard_of(unknown.uid)
+            await self.waiting.until_shown(unknown.asked)
         return verb(body)
 
-    def filter(self, body: bytes) -> bytes:
+    def filter(self, body: bytes, *, newest: bool = False) -> bytes:
         """Which nodes can take the pod. A request that cannot be read is answered with an error in words.
 
         Raises UnknownPodError.
@@ -83,7 +92,7 @@ class Verbs:
         except WireError as error:
             self._metrics.decisions.inc(EXTENDER, _ERROR)
             return wire.filter_answer(Filtered(error=str(error)))
-        pod = self.waiting.pod(args.pod.uid)
+        pod = self.waiting.pod(args.pod, newest=newest)
         filtered = self._filter(pod, args)
         answer = wire.filter_answer(filtered, args)
         outcome = _ERROR if filtered.error else _FITTING if any(filtered.passed) else _REFUSED
@@ -95,17 +104,18 @@ class Verbs:
             log.info("%s/%s: none of %d nodes: %s", meta.namespace, meta.name, len(args.names), why)
         return answer
 
-    def prioritize(self, body: bytes) -> bytes:
+    def prioritize(self, body: bytes, *, newest: bool = False) -> bytes:
         """How good each node is. Raises WireError and UnknownPodError."""
         self.holds.expire()
         args = wire.read_args(body)
-        return wire.prioritize_answer(args.names, self._prioritize(self.waiting.pod(args.pod.uid), args))
+        pod = self.waiting.pod(args.pod, newest=newest)
+        return wire.prioritize_answer(args.names, self._prioritize(pod, args))
 
-    def preempt(self, body: bytes) -> bytes:
+    def preempt(self, body: bytes, *, newest: bool = False) -> bytes:
         """The nodes on which these pods must give way. Raises WireError and UnknownPodError."""
         self.holds.expire()
         args = wire.read_preemption(body)
-        return wire.preempt_answer(self._preempt(self.waiting.pod(args.pod.uid), args))
+        return wire.preempt_answer(self._preempt(self.waiting.pod(args.pod, newest=newest), args))
 
     async def bind(self, body: bytes) -> bytes:
         """Bind the pod; what went wrong is in the answer."""
