@@ -84,9 +84,9 @@ def examine(facts: Facts) -> Iterator[Finding]:
 
 
 def _here() -> Iterator[Finding]:
-    from shoal.agent.node.paths import HostPaths
     from shoal.cli.doctor.here import look
     from shoal.gpu.nvml import open_nvml
+    from shoal.kubelet.host_paths import HostPaths
 
     return look(HostPaths(), open_nvml)
 
