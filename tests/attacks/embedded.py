@@ -15,7 +15,7 @@ from shoal.agent import app as agent
 from shoal.agent.config import Config
 from shoal.agent.limits import cgroup
 from shoal.agent.node.paths import HostPaths
-from shoal.cli.embedded.cluster import Cluster, Plan
+from shoal.cli.embedded import Cluster, Plan
 from shoal.cli.main import main
 from shoal.embedded.nodes.app import Nodes
 from shoal.embedded.nodes.cluster import few

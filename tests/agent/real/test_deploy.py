@@ -13,7 +13,7 @@ import yaml
 from shoal import __version__
 from shoal.agent.config import Config
 from shoal.agent.node.paths import HostPaths
-from shoal.cli.services import settings
+from shoal.cli import settings
 from shoal.kubelet import constants
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 from tests.agent.lab import memory_pod

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from shoal.agent.node.paths import HostPaths
-from shoal.cli.doctor.finding import Level
-from shoal.cli.doctor.here import look
+from shoal.analysis.doctor.findings import Level
+from shoal.analysis.doctor.machine import look
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.errors import NoDriverError
 from shoal.gpu.protocol import Nvml
