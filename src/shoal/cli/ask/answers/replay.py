@@ -13,7 +13,7 @@ from shoal.cli.ask.picture.facts import Facts
 from shoal.cli.ask.picture.picture import Picture, born, finished, full_name, unplaced, waits
 from shoal.kube.objects.pod import Pod
 from shoal.model.errors import RequestError
-from shoal.placement.books.columns import WHOLE
+from shoal.placement.columns import WHOLE
 from shoal.placement.errors import PolicyError
 from shoal.scheduler.books.requests import Requests
 

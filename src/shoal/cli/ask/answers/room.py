@@ -9,7 +9,7 @@ import numpy as np
 from shoal.cli.ask.answers.nodes import Answer
 from shoal.cli.ask.picture.picture import Picture, full_name
 from shoal.kube.objects.pod import Pod
-from shoal.placement.books.columns import BoolArray
+from shoal.placement.columns import BoolArray
 from shoal.scheduler.preemption.search import EngineFit, OnNode, candidate_limit, choose, refusal
 
 Fits = Callable[[str, frozenset[str]], bool]
