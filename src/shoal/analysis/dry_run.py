@@ -23,11 +23,10 @@ from shoal.model.allocation import Allocation
 from shoal.model.contract import keti, kubernetes
 from shoal.model.errors import RequestError, shown
 from shoal.model.request import Request
-from shoal.placement.books.columns import BoolArray
-from shoal.placement.books.ledger import Ledger
+from shoal.placement.columns import BoolArray
 from shoal.placement.engine import Engine
-from shoal.placement.policies import policy_named
-from shoal.placement.policy import Policy
+from shoal.placement.ledger import Ledger
+from shoal.placement.policies import Policy, policy_named
 from shoal.scheduler.books.books import Books
 from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.feasibility import Feasibility, Verdict

@@ -8,10 +8,10 @@ import numpy as np
 from shoal.analysis.dry_run import Picture
 from shoal.kube.objects.pod import Pod
 from shoal.model.allocation import Allocation
-from shoal.placement.books.columns import WHOLE, BoolArray, FloatArray
-from shoal.placement.books.ledger import CardBooks, NodeBooks
 from shoal.placement.classes import PodClass
-from shoal.placement.policy import CARD_FIT, FILTERS
+from shoal.placement.columns import WHOLE, BoolArray, FloatArray
+from shoal.placement.ledger import CardLedger, NodeLedger
+from shoal.placement.policies import CARD_FIT, FILTERS
 from shoal.scheduler.feasibility.feasibility import Verdict
 from shoal.scheduler.telling.words import CARDS
 
@@ -107,7 +107,7 @@ class _Told:
             cards=told,
         )
 
-    def _refused(self, row: int, node: NodeBooks) -> tuple[str, str, bool] | None:
+    def _refused(self, row: int, node: NodeLedger) -> tuple[str, str, bool] | None:
         reasons = [one for one in self._verdict.refusals if one.rows[row]]
         if reasons:
             return reasons[0].filter, ", ".join(one.reason for one in reasons), reasons[0].resolvable
@@ -122,7 +122,7 @@ class _Told:
             return CARDS, refusal.reason, bool(node.slots)
         return None
 
-    def _has_room(self, node: NodeBooks) -> bool:
+    def _has_room(self, node: NodeLedger) -> bool:
         return all(rule.refusal(node, self._class) is None for rule in (*FILTERS, CARD_FIT))
 
     def _takes(self, row: int) -> tuple[int, ...]:
@@ -137,14 +137,14 @@ def indices(allocation: Allocation) -> tuple[int, ...]:
     return tuple(sorted({card.index for container in allocation.containers for card in container.cards}))
 
 
-def card_answers(node: NodeBooks, pod_class: PodClass) -> tuple[CardAnswer, ...]:
+def card_answers(node: NodeLedger, pod_class: PodClass) -> tuple[CardAnswer, ...]:
     """Every card of a node against what the class needs of one card."""
     refusal = CARD_FIT.refusal(node, pod_class)
     says = {} if refusal is None else refusal.cards
     return tuple(_card(card, says.get(card.inventory.uuid, "")) for card in node.slots)
 
 
-def _card(card: CardBooks, why: str) -> CardAnswer:
+def _card(card: CardLedger, why: str) -> CardAnswer:
     gpu, taken = card.inventory, card.exclusive > 0
     return CardAnswer(
         index=gpu.index,

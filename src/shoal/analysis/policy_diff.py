@@ -13,7 +13,7 @@ from shoal.analysis.nodes import Answer, indices
 from shoal.analysis.snapshot import Facts
 from shoal.kube.objects.pod import Pod
 from shoal.model.errors import RequestError
-from shoal.placement.books.columns import WHOLE
+from shoal.placement.columns import WHOLE
 from shoal.placement.errors import PolicyError
 from shoal.scheduler.books.requests import Requests
 

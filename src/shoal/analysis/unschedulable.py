@@ -14,8 +14,8 @@ from shoal.kube.objects.pod import Container, Pod, Resources
 from shoal.model.contract import gpushare
 from shoal.model.errors import RequestError
 from shoal.model.request import ContainerRequest, Share, accepts
-from shoal.placement.books.columns import BoolArray
-from shoal.placement.books.ledger import NodeBooks
+from shoal.placement.columns import BoolArray
+from shoal.placement.ledger import NodeLedger
 from shoal.scheduler.preemption.search import EngineFit, OnNode, candidate_limit, choose, refusal
 from shoal.scheduler.telling.words import diagnose
 
@@ -171,7 +171,7 @@ def would_fit_mib(picture: Picture, pod: Pod) -> int | None:
     return None
 
 
-def _room(node: NodeBooks, picture: Picture, pod: Pod, asked: ContainerRequest) -> int:
+def _room(node: NodeLedger, picture: Picture, pod: Pod, asked: ContainerRequest) -> int:
     """What the last of the cards has free, were the best of the node taken."""
     least = Share(1, asked.share.compute, asked.share.clients)
     selector = picture.check(pod).selector

@@ -18,7 +18,7 @@ from shoal.analysis.doctor.machine import look
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.errors import NoDriverError
 from shoal.gpu.protocol import Nvml
-from shoal.gpu.simulated.driver import SimulatedNvml
+from shoal.gpu.simulated import SimulatedNvml
 from shoal.model.contract import gpushare
 from tests.cli.shoal_up import running
 from tests.testbed.apiserver import ApiServer

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.agent.errors import ConfigError
-from shoal.gpu.protocol import Event, EventKind
+from shoal.gpu.protocol import CardEvent, EventKind
 from shoal.model.contract import nvidia
 from shoal.model.errors import shown
 
@@ -35,7 +35,7 @@ class Rules:
     hold: float = 60.0
     longest_hold: float = 3600.0
 
-    def counts(self, event: Event) -> bool:
+    def counts(self, event: CardEvent) -> bool:
         """Whether an event makes its card unhealthy."""
         if event.kind is EventKind.XID:
             number = -1 if event.xid is None else event.xid

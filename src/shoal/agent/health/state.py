@@ -14,7 +14,7 @@ from typing import Final
 
 from shoal.agent.health.rules import RESET_XIDS, Rules
 from shoal.gpu.inventory import LOST
-from shoal.gpu.protocol import Event, EventKind
+from shoal.gpu.protocol import CardEvent, EventKind
 
 MAX_WORDS: Final = 512
 #: Distinct faults that are kept of one card; more say nothing new.
@@ -131,7 +131,7 @@ class Health:
         """Why cards are unhealthy, by UUID."""
         return {uuid: card.words for uuid, card in self.unhealthy.items()}
 
-    def report(self, event: Event, now: float, cards: Iterable[str]) -> None:
+    def report(self, event: CardEvent, now: float, cards: Iterable[str]) -> None:
         """Something was reported; without naming its card it concerns all of `cards`."""
         if not self._rules.counts(event):
             return

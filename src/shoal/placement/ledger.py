@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from shoal.model.allocation import Allocation
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.request import Share
-from shoal.placement.books.columns import UNUSABLE, WHOLE, CardFigures, CardKind, Columns, alive
+from shoal.placement.columns import UNUSABLE, WHOLE, CardFigures, CardKind, Columns, alive
 from shoal.placement.errors import BookingError
 
 
@@ -44,7 +44,7 @@ class OverBooked:
 
 
 @dataclass(slots=True)
-class CardBooks:
+class CardLedger:
     """One card: what is booked on it, and the card itself while it is there."""
 
     gpu: Gpu | None = None
@@ -149,15 +149,15 @@ class CardBooks:
 
 
 @dataclass(slots=True)
-class NodeBooks:
+class NodeLedger:
     """One node: its inventory while it is known, its cards and its pods."""
 
     name: str
     row: int
     inventory: NodeGpus | None = None
-    cards: dict[str, CardBooks] = field(default_factory=dict)
+    cards: dict[str, CardLedger] = field(default_factory=dict)
     #: The cards that are there, by slot; slots follow the cards' indices.
-    slots: list[CardBooks] = field(default_factory=list)
+    slots: list[CardLedger] = field(default_factory=list)
     pods: dict[str, Booking] = field(default_factory=dict)
     cpu_used: int = 0
     memory_used: int = 0
@@ -169,18 +169,18 @@ class Ledger:
 
     def __init__(self) -> None:
         self.columns = Columns()
-        self._nodes: dict[str, NodeBooks] = {}
-        self._rows: list[NodeBooks] = []
+        self._nodes: dict[str, NodeLedger] = {}
+        self._rows: list[NodeLedger] = []
         self._bookings: dict[str, Booking] = {}
         self._assumed: set[str] = set()
         self._free_rows: list[int] = []
 
     # Reading
 
-    def node(self, name: str) -> NodeBooks | None:
+    def node(self, name: str) -> NodeLedger | None:
         return self._nodes.get(name)
 
-    def node_at(self, row: int) -> NodeBooks:
+    def node_at(self, row: int) -> NodeLedger:
         """The node of a row in `columns`; the row of one that is gone keeps its name until another node takes it."""
         return self._rows[row]
 
@@ -192,7 +192,7 @@ class Ledger:
         node = self._nodes.get(name)
         return None if node is None else node.row
 
-    def nodes(self) -> Iterator[NodeBooks]:
+    def nodes(self) -> Iterator[NodeLedger]:
         """The nodes with an inventory, by row."""
         return (node for node in self._rows if node.inventory is not None)
 
@@ -243,7 +243,7 @@ class Ledger:
             card.gpu, card.slot = None, UNUSABLE
         node.slots = []
         for slot, gpu in enumerate(sorted(inventory.gpus, key=lambda gpu: (gpu.index, gpu.uuid))):
-            card = node.cards.setdefault(gpu.uuid, CardBooks())
+            card = node.cards.setdefault(gpu.uuid, CardLedger())
             card.gpu, card.slot = gpu, slot
             card.kind = self.columns.kind_id(CardKind(gpu.model, gpu.memory_mib, gpu.mps_clients))
             node.slots.append(card)
@@ -322,24 +322,24 @@ class Ledger:
 
     # Parts
 
-    def _books(self, name: str) -> NodeBooks:
+    def _books(self, name: str) -> NodeLedger:
         node = self._nodes.get(name)
         if node is None:
             row = self._free_rows.pop() if self._free_rows else self.columns.add_row()
-            node = self._nodes[name] = NodeBooks(name, row)
+            node = self._nodes[name] = NodeLedger(name, row)
             if row == len(self._rows):
                 self._rows.append(node)
             else:
                 self._rows[row] = node
         return node
 
-    def _forget(self, node: NodeBooks) -> None:
+    def _forget(self, node: NodeLedger) -> None:
         """A node that is gone and that nobody holds anything of leaves its row to another."""
         if node.inventory is None and not node.pods:
             del self._nodes[node.name]
             self._free_rows.append(node.row)
 
-    def _enter(self, node: NodeBooks, booking: Booking, held: dict[str, Share]) -> None:
+    def _enter(self, node: NodeLedger, booking: Booking, held: dict[str, Share]) -> None:
         self._bookings[booking.pod] = booking
         node.pods[booking.pod] = booking
         self._post(node, booking, held, +1)
@@ -352,13 +352,13 @@ class Ledger:
         self._sweep(node)
         self._forget(node)
 
-    def _post(self, node: NodeBooks, booking: Booking, held: dict[str, Share], sign: int) -> None:
+    def _post(self, node: NodeLedger, booking: Booking, held: dict[str, Share], sign: int) -> None:
         node.cpu_used += sign * booking.cpu_milli
         node.memory_used += sign * booking.memory_mib
         for uuid, share in held.items():
             card = node.cards.get(uuid)
             if card is None:
-                card = node.cards[uuid] = CardBooks()
+                card = node.cards[uuid] = CardLedger()
             before = card.slot >= 0 and card.pods == 0 and card.fault() is None
             card.add(share, sign)
             if card.slot >= 0:
@@ -367,7 +367,7 @@ class Ledger:
                 self.columns.write_card(node.row, card.slot, figures)
         self._write_free(node)
 
-    def _write_node(self, node: NodeBooks) -> None:
+    def _write_node(self, node: NodeLedger) -> None:
         figures = [card.figures() for card in node.slots]
         node.whole = sum(card.share == WHOLE for card in figures)
         models = sorted({card.gpu.model for card in node.slots if card.gpu is not None})
@@ -380,7 +380,7 @@ class Ledger:
         )
         self._write_free(node)
 
-    def _write_free(self, node: NodeBooks) -> None:
+    def _write_free(self, node: NodeLedger) -> None:
         if node.inventory is None:
             self.columns.write_free(node.row, cpu=UNUSABLE, ram=UNUSABLE, whole=0)
             return
@@ -392,13 +392,13 @@ class Ledger:
         )
 
     @staticmethod
-    def _sweep(node: NodeBooks) -> None:
+    def _sweep(node: NodeLedger) -> None:
         """Forget cards that are gone and that nobody holds."""
         for uuid in [uuid for uuid, card in node.cards.items() if card.gpu is None and not card.pods]:
             del node.cards[uuid]
 
 
-def _holders(node: NodeBooks, uuid: str) -> tuple[str, ...]:
+def _holders(node: NodeLedger, uuid: str) -> tuple[str, ...]:
     return tuple(pod for pod, booking in node.pods.items() if uuid in booking.allocation.held())
 
 

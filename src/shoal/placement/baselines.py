@@ -1,6 +1,6 @@
-"""Fragmentation gradient descent: the node and card on which the free GPUs stay the most useful to typical pods.
+"""Scores of the literature, to compare with: as their authors' simulator computes them.
 
-The typical pods are given beforehand: an oracle that the project's own policy does without.
+Node figures are theirs too: CPU and GPU in thousandths are measured against the largest node of the openb trace.
 """
 
 from __future__ import annotations
@@ -10,13 +10,101 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from shoal.model.allocation import Allocation
 from shoal.model.request import Request
-from shoal.placement.baselines.common import MILLI
-from shoal.placement.books.columns import SHARES, WHOLE, BoolArray, Columns, FloatArray, IntArray, Rows
 from shoal.placement.classes import PodClass
-from shoal.placement.policy import Policy
+from shoal.placement.columns import SHARES, WHOLE, BoolArray, Columns, FloatArray, IntArray, Rows
 from shoal.placement.trial import NeedTables, Trial, take_lowest
 from shoal.placement.worth.demand import allowed_models
+
+LARGEST_CPU = 128_000.0
+LARGEST_GPU = 8_000.0
+#: GPU thousandths in one unit of share.
+MILLI = 10
+
+
+def gpu_free(trial: Trial) -> FloatArray:
+    """Free GPU thousandths of the node."""
+    free: FloatArray = (trial.code % SHARES).sum(axis=0) * float(MILLI)
+    return free
+
+
+def gpu_wanted(trial: Trial) -> FloatArray:
+    """GPU thousandths of the pod; a share of memory counts as the part it fills of the node's cards, on the average."""
+    kinds = trial.code // SHARES
+    there = kinds > 0
+    total = np.zeros(len(trial.rows))
+    for tables in trial.tables.needs:
+        total += tables.need.gpus * np.where(there, tables.sizes[kinds], 0).sum(axis=0)
+    wanted: FloatArray = MILLI * total / np.maximum(there.sum(axis=0), 1)
+    return wanted
+
+
+def truncated(values: FloatArray) -> FloatArray:
+    """Scores are whole numbers there."""
+    return np.trunc(values)
+
+
+class BestFit:
+    """trunc(100·(1 - (CPU left / largest + GPU left / largest) / 2))."""
+
+    def score(self, trial: Trial) -> FloatArray:
+        cpu = trial.cpu_after / LARGEST_CPU
+        gpu = (gpu_free(trial) - gpu_wanted(trial)) / LARGEST_GPU
+        return truncated(100 * (1 - 0.5 * (cpu + gpu)))
+
+
+class DotProduct:
+    """trunc(100·(1 - (free CPU·pod CPU + free GPU·pod GPU) / 2)), each against the largest node."""
+
+    def score(self, trial: Trial) -> FloatArray:
+        cpu = trial.cpu_free / LARGEST_CPU * (trial.pod_class.cpu / LARGEST_CPU)
+        gpu = gpu_free(trial) / LARGEST_GPU * (gpu_wanted(trial) / LARGEST_GPU)
+        return truncated(100 * (1 - 0.5 * (cpu + gpu)))
+
+
+class GpuPacking:
+    """An empty node 33 - its cards; untouched cards needed 50 - their number (at least 33); else 100 - free/10."""
+
+    def score(self, trial: Trial) -> FloatArray:
+        if not trial.pod_class.wants_gpu:
+            return np.zeros(len(trial.rows))
+        cards = (trial.code >= SHARES).sum(axis=0)
+        untouched = trial.untouched_used
+        index = np.arange(len(trial.rows))
+        used = sum((trial.code % SHARES)[slots, index].sum(axis=0) for slots in trial.picks[0])
+        score = np.maximum(100 - used * MILLI // 10 // 10, 50)
+        score = np.where(untouched > 0, np.maximum(50 - untouched, 33), score)
+        packed: FloatArray = np.where(trial.whole_free == cards, np.maximum(33 - cards, cards), score).astype(
+            np.float64
+        )
+        return packed
+
+
+def _kind_of(allocation: Allocation) -> int:
+    """-1 for none, 0 for shares, else the number of whole cards."""
+    shares = list(allocation.held().values())
+    return -1 if not shares else sum(share.exclusive for share in shares)
+
+
+class GpuClustering:
+    """25 by how full the node is, plus 75, 50, 25 or 0: only this kind there, also this kind, nobody, only others."""
+
+    def score(self, trial: Trial) -> FloatArray:
+        if not trial.pod_class.wants_gpu:
+            return np.zeros(len(trial.rows))
+        full = 25 * (LARGEST_GPU - gpu_free(trial)) // LARGEST_GPU
+        wanted = trial.pod_class.whole
+        company: FloatArray = np.array([self._company(trial, int(row), wanted) for row in trial.rows])
+        return company + full
+
+    @staticmethod
+    def _company(trial: Trial, row: int, wanted: int) -> float:
+        kinds = {_kind_of(booking.allocation) for booking in trial.ledger.node_at(row).pods.values()} - {-1}
+        if wanted in kinds:
+            return 75.0 if len(kinds) == 1 else 50.0
+        return 0.0 if kinds else 25.0
+
 
 #: The typical pods are the most frequent ones that make up this part of all.
 TYPICAL = 0.95
@@ -140,9 +228,3 @@ class Gradient:
 def _score(before: FloatArray, after: FloatArray) -> FloatArray:
     """The truncation is part of the policy; a difference that is only rounding must not fall to the next number."""
     return np.trunc(100 / (1 + np.exp((after - before) / 1000)) + 1e-9)
-
-
-def fgd_policy(requests: Iterable[Request]) -> Policy:
-    """FGD for a workload whose pods are known."""
-    gradient = Gradient(TypicalPods(requests))
-    return Policy("fgd", gradient, ((1.0, gradient),))

@@ -1,20 +1,48 @@
-"""The node has cards for every need of the pod, each need on cards of its own, or each container on its own cards."""
+"""Filters: which nodes can take a pod. Each says so for many nodes by the arrays, and for one node in words."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from shoal.model.request import Share, accepts
 from shoal.placement import stacking
-from shoal.placement.books.columns import BoolArray
-from shoal.placement.books.ledger import CardBooks, NodeBooks
 from shoal.placement.classes import CardNeed, PodClass
+from shoal.placement.columns import BoolArray
+from shoal.placement.ledger import CardLedger, NodeLedger
 from shoal.placement.trial import Refusal, Trial
 
 
+class NodeResources:
+    """The node is there and has the pod's CPU and memory. A pod that asks for none of either fits in any case.
+
+    A node that is there for some pods only (`columns.alive`) is passed over here; why, `CardFit` tells.
+    """
+
+    def passes(self, trial: Trial) -> BoolArray:
+        enough: BoolArray = np.logical_and.reduce(trial.facts[:3] >= trial.tables.node_needs, axis=0)
+        return enough
+
+    def refusal(self, node: NodeLedger, pod_class: PodClass) -> Refusal | None:
+        if node.inventory is None:
+            return Refusal("the node is gone")
+        short = [
+            f"{free}{unit} {name} free, {wanted}{unit} wanted"
+            for name, unit, free, wanted in (
+                ("CPU", "m", node.inventory.cpu_milli - node.cpu_used, pod_class.cpu),
+                ("memory", " MiB", node.inventory.memory_mib - node.memory_used, pod_class.ram),
+            )
+            if wanted and wanted > free
+        ]
+        return Refusal("; ".join(short)) if short else None
+
+
 class CardFit:
+    """The node has cards for every need of the pod, each on cards of its own, or each container on its own cards."""
+
     def passes(self, trial: Trial) -> BoolArray:
         return trial.found
 
-    def refusal(self, node: NodeBooks, pod_class: PodClass) -> Refusal | None:
+    def refusal(self, node: NodeLedger, pod_class: PodClass) -> Refusal | None:
         if not pod_class.needs:
             return None
         if not node.slots:
@@ -40,7 +68,7 @@ class CardFit:
             f"{len(fitting[short])} of {len(node.slots)} cards fit {_words(short.share)}, {short.gpus} wanted", says
         )
 
-    def _fitting(self, node: NodeBooks, pod_class: PodClass, need: CardNeed) -> list[int]:
+    def _fitting(self, node: NodeLedger, pod_class: PodClass, need: CardNeed) -> list[int]:
         return [slot for slot, card in enumerate(node.slots) if self._card(card, pod_class, need.share) is None]
 
     @staticmethod
@@ -58,7 +86,7 @@ class CardFit:
         return True
 
     @staticmethod
-    def _card(card: CardBooks, pod_class: PodClass, share: Share) -> str | None:
+    def _card(card: CardLedger, pod_class: PodClass, share: Share) -> str | None:
         if not accepts(pod_class.selector, card.inventory):
             return f"not accepted by the pod: {card.inventory.model or 'no model'}"
         return card.refusal(share)

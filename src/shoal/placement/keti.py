@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.model.contract.keti import DEFAULT_POLICY, GpuPreference, KetiPolicy
-from shoal.placement.books.columns import SHARES, WHOLE, BoolArray, FloatArray, Rows
-from shoal.placement.books.ledger import NodeBooks
-from shoal.placement.cards.topology import lane_matrix
-from shoal.placement.policy import Policy
+from shoal.model.contract.keti import GpuPreference, KetiPolicy
+from shoal.placement.columns import SHARES, WHOLE, BoolArray, FloatArray, Rows
+from shoal.placement.ledger import NodeLedger
+from shoal.placement.topology import lane_matrix
 from shoal.placement.trial import NeedTables, Trial, take_lowest
 
 #: What a pod on a card costs it, and what it gains it when cards are packed.
@@ -60,7 +59,7 @@ class KetiScores:
                 slots[:, column] = chosen
         return slots, enough
 
-    def _paired(self, node: NodeBooks, scores: FloatArray, fitting: Rows, gpus: int) -> list[int]:
+    def _paired(self, node: NodeLedger, scores: FloatArray, fitting: Rows, gpus: int) -> list[int]:
         cards = [card.gpu for card in node.slots if card.gpu is not None]
         lanes = lane_matrix(cards)
         rest = sorted((int(slot) for slot in fitting), key=lambda slot: (-scores[slot], slot))
@@ -99,14 +98,3 @@ class KetiScores:
                 memory = 1 - node.memory_used / node.inventory.memory_mib if node.inventory.memory_mib else 0.0
                 scores[i] = 50 * (cpu + memory)
         return scores
-
-
-def keti_policy(settings: KetiPolicy = DEFAULT_POLICY) -> Policy:
-    """The policy a KETI ConfigMap asks for."""
-    scores = KetiScores(settings)
-    return Policy(
-        "keti",
-        scores,
-        ((-1.0 if settings.least_score_node else 1.0, scores),),
-        rank=1 if settings.avoid_best_node else 0,
-    )
