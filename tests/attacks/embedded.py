@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from shoal.agent import app as agent
 from shoal.agent.config import AgentConfig
 from shoal.agent.limits import cgroup
-from shoal.cli.embedded.cluster import Cluster, Plan
+from shoal.cli.embedded import Cluster, Plan
 from shoal.cli.main import main
 from shoal.embedded.nodes.app import Nodes
 from shoal.embedded.nodes.cluster import few

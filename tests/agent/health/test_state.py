@@ -12,7 +12,7 @@ from shoal.agent.config import AgentConfig
 from shoal.agent.errors import AgentConfigError
 from shoal.agent.health.node_health import decode_faults, encode_faults
 from shoal.agent.health.state import MAX_WORDS, RESET_XIDS, CardHealth, HealthRules, Look, rules
-from shoal.gpu.protocol import Event, EventKind
+from shoal.gpu.protocol import CardEvent, EventKind
 from shoal.model.contract import nvidia, shoal
 from shoal.model.gpu import Gpu
 
@@ -25,10 +25,10 @@ def step(health: CardHealth, what: dict[str, Any], uuid: str = CARD) -> None:
     if "look" in what:
         health.look(uuid, Look(**what["look"]), now)
     elif "xid" in what:
-        health.report(Event(EventKind.XID, uuid, what["xid"]), now, ())
+        health.report(CardEvent(EventKind.XID, uuid, what["xid"]), now, ())
     else:
         kind = {"ecc": EventKind.ECC_UNCORRECTED, "lost": EventKind.LOST, "back": EventKind.BACK}
-        health.report(Event(next(kind[key] for key in kind if key in what), uuid), now, ())
+        health.report(CardEvent(next(kind[key] for key in kind if key in what), uuid), now, ())
 
 
 def again(health: CardHealth, rule: HealthRules, now: float) -> CardHealth:
@@ -155,7 +155,7 @@ def test_any_annotation_can_be_read(value: str) -> None:
 
 def test_a_report_that_names_no_card_concerns_all() -> None:
     health = CardHealth(HealthRules())
-    health.report(Event(EventKind.XID, None, 62), 1.0, [CARD, OTHER])
+    health.report(CardEvent(EventKind.XID, None, 62), 1.0, [CARD, OTHER])
     assert set(health.faults) == {CARD, OTHER}
 
 
@@ -209,8 +209,8 @@ def test_a_clock_set_back_does_not_hold_a_card_for_years() -> None:
 def test_lists_of_checks(disable: str, enable: str, counted: set[int], ignored: set[int]) -> None:
     rule = rules(disable=disable, enable=enable)
     for xid in counted | set(ignored):
-        assert rule.counts(Event(EventKind.XID, CARD, xid)) == (xid in counted), xid
-    lost = rule.counts(Event(EventKind.LOST, CARD))
+        assert rule.counts(CardEvent(EventKind.XID, CARD, xid)) == (xid in counted), xid
+    lost = rule.counts(CardEvent(EventKind.LOST, CARD))
     assert lost == (disable.lower() != "all" or enable == "all")
     assert rule.any == (lost or bool(counted))
 

@@ -14,8 +14,7 @@ from shoal.agent.limits.node_limits import MpsConsents, NodeLimits, asks_consent
 from shoal.agent.limits.tiers import IsolationSetting, Means
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.protocol import Driver
-from shoal.gpu.simulated import SimulatedNvml
-from shoal.gpu.simulated.driver import NEWEST
+from shoal.gpu.simulated import NEWEST, SimulatedNvml
 from shoal.kube.client import Client
 from shoal.kube.resources import NAMESPACES
 from shoal.model.allocation import CardShare, ContainerAllocation

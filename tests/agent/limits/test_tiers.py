@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from shoal.agent.limits.tiers import STRENGTH, IsolationSetting, Means, chosen, hindrances, walls
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.protocol import Card, Driver
-from shoal.gpu.simulated import SimulatedNvml
-from shoal.gpu.simulated.driver import NEWEST
+from shoal.gpu.simulated import NEWEST, SimulatedNvml
 from shoal.model.allocation import CardShare, ContainerAllocation
 from shoal.model.gpu import Isolation
 from shoal.model.request import Share

@@ -12,7 +12,7 @@ import yaml
 
 from shoal import __version__
 from shoal.agent.config import AgentConfig
-from shoal.cli.services import settings
+from shoal.cli import settings
 from shoal.kubelet import constants
 from shoal.kubelet.host_paths import HostPaths
 from shoal.model.contract import gpushare, keti, nvidia, shoal

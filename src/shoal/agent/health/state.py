@@ -18,7 +18,7 @@ from typing import Final
 
 from shoal.agent.errors import AgentConfigError
 from shoal.gpu.inventory import LOST
-from shoal.gpu.protocol import Event, EventKind
+from shoal.gpu.protocol import CardEvent, EventKind
 from shoal.model.contract import nvidia
 from shoal.model.errors import shown
 
@@ -43,7 +43,7 @@ class HealthRules:
     hold: float = 60.0
     longest_hold: float = 3600.0
 
-    def counts(self, event: Event) -> bool:
+    def counts(self, event: CardEvent) -> bool:
         """Whether an event makes its card unhealthy."""
         if event.kind is EventKind.XID:
             number = -1 if event.xid is None else event.xid
@@ -204,7 +204,7 @@ class CardHealth:
         """Why cards are unhealthy, by UUID."""
         return {uuid: card.words for uuid, card in self.unhealthy.items()}
 
-    def report(self, event: Event, now: float, cards: Iterable[str]) -> None:
+    def report(self, event: CardEvent, now: float, cards: Iterable[str]) -> None:
         """Something was reported; without naming its card it concerns all of `cards`."""
         if not self._rules.counts(event):
             return
