@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import bench.results as results
-from shoal.cli.embedded.cluster import Cluster, Plan
+from shoal.cli.embedded import Cluster, Plan
 from shoal.embedded import kinds as embedded
 from shoal.embedded.kinds import Kind
 from shoal.embedded.nodes.cluster import few

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import bench.results as results
-from shoal.cli.inspect.forms.summary import summary
-from shoal.cli.inspect.objects import NODES, PODS, Node, Pod
-from shoal.cli.inspect.tally import Tally
+from shoal.analysis.inspect.objects import NODES, PODS, Node, Pod
+from shoal.analysis.inspect.tally import Tally
+from shoal.cli.inspect.tables import summary
 from shoal.kube.access.load import load_access
 from shoal.kube.client import Client
 from shoal.kube.codec import codec_of

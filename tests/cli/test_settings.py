@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.agent.config import Config as AgentConfig
+from shoal.agent.config import AgentConfig
 from shoal.cli.main import main
-from shoal.cli.services.settings import OneLine, SettingsError, escaped, load
+from shoal.cli.settings import OneLine, SettingsError, escaped, load
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.scheduler.config import SECRET, Tls
 from shoal.scheduler.config import Config as SchedulerConfig

@@ -14,8 +14,8 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.store import Change, Kind
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu
-from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
+from shoal.placement.ledger import Ledger
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.binder import annotations_of
 from shoal.scheduler.books.books import REASON_NODE, REASON_OVER, REASON_POD, Books

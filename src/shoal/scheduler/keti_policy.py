@@ -20,8 +20,7 @@ from shoal.kube.objects.others import ConfigMap
 from shoal.kube.resources import Key, key_of
 from shoal.model.contract import keti
 from shoal.model.errors import CodecError, shown
-from shoal.placement.policy import Policy
-from shoal.placement.scores.keti import keti_policy
+from shoal.placement.policies import Policy, keti_policy
 
 #: Problems of one ConfigMap that are told; more would not help anyone.
 MAX_PROBLEMS: Final = 10

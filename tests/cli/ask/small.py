@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 from click.testing import CliRunner, Result
 
-from shoal.cli.ask.picture.archive import save
-from shoal.cli.ask.picture.facts import Facts, Settings
-from shoal.cli.ask.picture.picture import Picture
+from shoal.analysis.dry_run import Picture
+from shoal.analysis.snapshot import Facts, Settings
+from shoal.analysis.snapshot_file import save
 from shoal.cli.main import main
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.cli.ask.answers.reasons import reasons
-from shoal.cli.ask.picture import archive
-from shoal.cli.ask.picture.archive import SnapshotError, load, save
-from shoal.cli.ask.picture.cleaned import cleaned
-from shoal.cli.ask.picture.facts import Facts
-from shoal.cli.ask.picture.picture import Picture
+from shoal.analysis import snapshot_file as archive
+from shoal.analysis.dry_run import Picture
+from shoal.analysis.snapshot import Facts
+from shoal.analysis.snapshot_file import SnapshotError, cleaned, load, save
+from shoal.analysis.why import reasons
 from shoal.kube.codec import codec_of
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.others import ConfigMap

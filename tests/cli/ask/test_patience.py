@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from shoal.cli.ask.connection import Connection, ask
-from shoal.cli.ask.patience import saying
+from shoal.cli.connection import Connection, ask
+from shoal.cli.output import saying
 from tests.cli.inspect.terminal import on_terminal
 
 COMMANDS = [

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.cli.ask.answers.replay import as_it_is, compare, replay
-from shoal.cli.ask.picture.facts import Facts
-from shoal.cli.ask.picture.picture import Picture, in_force
-from shoal.cli.ask.picture.settings import CONFIGMAP, settings_of
+from shoal.analysis.dry_run import Picture, in_force
+from shoal.analysis.policy_diff import as_it_is, compare, replay
+from shoal.analysis.snapshot import CONFIGMAP, Facts, settings_of
 from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.others import ConfigMap

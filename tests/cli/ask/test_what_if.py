@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import yaml
 
-from shoal.cli.ask.answers.workloads import MAX_PODS, workloads
-from shoal.cli.ask.picture.facts import Facts, PriorityClass
+from shoal.analysis.snapshot import Facts, PriorityClass
+from shoal.analysis.workloads import MAX_PODS, workloads
 from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.others import ConfigMap
 from shoal.kube.objects.policy import PodDisruptionBudget

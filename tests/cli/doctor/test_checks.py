@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from shoal import __version__
-from shoal.cli.doctor.command import examine
-from shoal.cli.doctor.facts import Facts
-from shoal.cli.doctor.finding import Finding, Level, some
+from shoal.analysis.doctor.examine import examine
+from shoal.analysis.doctor.facts import Facts
+from shoal.analysis.doctor.findings import Finding, Level, some
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.others import Lease
 from shoal.kube.objects.pod import Pod

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from shoal.cli.inspect.use import ClusterUse, NodeUse, PodUse
+from shoal.analysis.inspect.use import ClusterUse, NodeUse, PodUse
 from shoal.cli.top.frame import Size, bar, frame
 from shoal.cli.top.view import Order, Subject, View
 from shoal.model.contract.gpushare import MemoryUnit

@@ -8,11 +8,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.ask.connection import Connection, across_namespaces, ask, connected
-from shoal.cli.ask.output import emit, output
+from shoal.cli.connection import Connection, across_namespaces, ask, connected, watching
+from shoal.cli.output import emit, output
 
 if TYPE_CHECKING:
-    from shoal.cli.inspect.use import ClusterUse
+    from shoal.analysis.inspect.use import ClusterUse
     from shoal.kube.client import Client
     from shoal.model.contract.gpushare import MemoryUnit
 
@@ -98,35 +98,35 @@ class Form:
 
     def show(self, whole: ClusterUse) -> None:
         """Print it."""
-        from shoal.cli.inspect.use import of_namespace
+        from shoal.analysis.inspect.use import of_namespace
 
         cluster = of_namespace(whole, self._namespace)
         if self._name in ("json", "yaml"):
-            from shoal.cli.inspect.forms.document import document
+            from shoal.analysis.inspect.document import document
 
             emit(document(cluster), self._name or "")
             return
-        from shoal.cli.inspect.forms.waiting import nobody, waiting
+        from shoal.cli.inspect.tables import nobody, waiting
 
         click.echo(self._table(cluster) + (waiting(cluster) if self._explained else ""), nl=False)
         click.echo(nobody(cluster), nl=False, err=True)
 
     def _table(self, cluster: ClusterUse) -> str:
         if self._name == "wide":
-            from shoal.cli.inspect.forms.wide import wide
+            from shoal.cli.inspect.tables import wide
 
             return wide(cluster)
         if self._details:
-            from shoal.cli.inspect.forms.details import details
+            from shoal.cli.inspect.tables import details
 
             return details(cluster.sharing, cluster.unit)
-        from shoal.cli.inspect.forms.summary import summary
+        from shoal.cli.inspect.tables import summary
 
         return summary(cluster.sharing, cluster.unit)
 
 
 def _once(connection: Connection, names: tuple[str, ...], unit: MemoryUnit | None, form: Form) -> None:
-    from shoal.cli.inspect.read import read_cluster
+    from shoal.analysis.inspect.read import read_cluster
 
     async def question(client: Client, _: str) -> ClusterUse:
         return await read_cluster(client, names=names, unit=unit)
@@ -141,7 +141,6 @@ def _once(connection: Connection, names: tuple[str, ...], unit: MemoryUnit | Non
 
 def _follow(connection: Connection, names: tuple[str, ...], unit: MemoryUnit | None, form: Form) -> None:
     from shoal.cli.inspect.follow import follow
-    from shoal.cli.inspect.live import watching
     from shoal.kube.errors import KubeError
 
     try:

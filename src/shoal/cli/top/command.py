@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.ask.connection import Connection, across_namespaces, ask, connected
-from shoal.cli.ask.output import emit, may_colour, output
+from shoal.cli.connection import Connection, across_namespaces, ask, connected, watching
+from shoal.cli.output import emit, may_colour, output
 
 if TYPE_CHECKING:
-    from shoal.cli.inspect.use import ClusterUse
+    from shoal.analysis.inspect.use import ClusterUse
     from shoal.kube.client import Client
     from shoal.model.contract.gpushare import MemoryUnit
 
@@ -60,7 +60,7 @@ def top(
 
     unit = MemoryUnit(memory_unit) if memory_unit else None
     if form is not None:
-        from shoal.cli.inspect.forms.document import document
+        from shoal.analysis.inspect.document import document
 
         emit(document(_read(connection, unit, namespace)), form)
     elif once:
@@ -74,8 +74,8 @@ def top(
 
 
 def _read(connection: Connection, unit: MemoryUnit | None, namespace: str) -> ClusterUse:
-    from shoal.cli.inspect.read import read_cluster
-    from shoal.cli.inspect.use import of_namespace
+    from shoal.analysis.inspect.read import read_cluster
+    from shoal.analysis.inspect.use import of_namespace
 
     async def question(client: Client, _: str) -> ClusterUse:
         return await read_cluster(client, unit=unit)
@@ -84,7 +84,7 @@ def _read(connection: Connection, unit: MemoryUnit | None, namespace: str) -> Cl
 
 
 def _print(cluster: ClusterUse, subject: str) -> None:
-    from shoal.cli.inspect.forms.waiting import nobody
+    from shoal.cli.inspect.tables import nobody
     from shoal.cli.top.frame import Size, frame
     from shoal.cli.top.view import Subject, View
 
@@ -96,7 +96,6 @@ def _print(cluster: ClusterUse, subject: str) -> None:
 
 
 def _live(connection: Connection, unit: MemoryUnit | None, namespace: str, subject: str) -> None:
-    from shoal.cli.inspect.live import watching
     from shoal.cli.top.session import session
     from shoal.cli.top.view import Subject, View
     from shoal.kube.errors import KubeError

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.cli.inspect.forms.wide import amount, health, status
-from shoal.cli.inspect.use import ClusterUse, NodeUse, PodUse, natural, percent, taken, totals
+from shoal.analysis.inspect.use import ClusterUse, NodeUse, PodUse, natural, percent, taken, totals
+from shoal.cli.inspect.tables import amount, health, status
 from shoal.cli.top.view import Order, Subject, View
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu

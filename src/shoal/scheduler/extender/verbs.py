@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from shoal.kube.objects.pod import Pod
-from shoal.placement.books.columns import BoolArray
+from shoal.placement.columns import BoolArray
 from shoal.scheduler.binder import Binder
 from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender import wire

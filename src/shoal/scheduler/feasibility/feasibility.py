@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from shoal.kube.objects.pod import Pod
-from shoal.placement.books.columns import BoolArray, FloatArray
+from shoal.placement.columns import BoolArray, FloatArray
 from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.filters import affinity, fixed, load, spread, volumes
 from shoal.scheduler.feasibility.filters.objection import Objection, Objections

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from shoal.kube.objects.pod import Pod
-from shoal.placement.books.columns import BoolArray
+from shoal.placement.columns import BoolArray
 from shoal.scheduler.extender.memory.refused import MOST, Refused
 
 #: Longer than a watch lags unless it is broken.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.placement.books.columns import BoolArray, FloatArray, IntArray
+from shoal.placement.columns import BoolArray, FloatArray, IntArray
 from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.filters.objection import Objection, Objections
 from shoal.scheduler.feasibility.state.columns import Column

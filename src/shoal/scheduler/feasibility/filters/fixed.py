@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.placement.books.columns import BoolArray
+from shoal.placement.columns import BoolArray
 from shoal.scheduler.feasibility.filters.objection import Objection, Objections
 from shoal.scheduler.feasibility.state.nodes import NodeTable, tolerates_cordon
 from shoal.scheduler.feasibility.wish.wish import NodeWish, Wish

@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal.kube.objects.storage import PersistentVolume, PersistentVolumeClaim
 from shoal.model.contract import kubernetes
-from shoal.placement.books.columns import BoolArray, IntArray
+from shoal.placement.columns import BoolArray, IntArray
 from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.state.storage import KnownVolume, class_of_claim, makes_volumes_on, wanted
 from shoal.scheduler.feasibility.wish.selectors import NOTHING, RawSelector, Selector, label_selector

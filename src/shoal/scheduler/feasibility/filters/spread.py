@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.model.contract import kubernetes
-from shoal.placement.books.columns import BoolArray, FloatArray, IntArray
+from shoal.placement.columns import BoolArray, FloatArray, IntArray
 from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.filters.fixed import wanted_nodes
 from shoal.scheduler.feasibility.filters.objection import Objection, Objections

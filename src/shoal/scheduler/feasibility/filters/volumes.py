@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.kube.objects.storage import PersistentVolume, PersistentVolumeClaim
 from shoal.model.contract import kubernetes
-from shoal.placement.books.columns import BoolArray
+from shoal.placement.columns import BoolArray
 from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.filters.matching import Choices, choose
 from shoal.scheduler.feasibility.filters.objection import Objection, Objections

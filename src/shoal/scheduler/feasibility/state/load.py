@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from shoal.model.contract import kubernetes
-from shoal.placement.books.columns import IntArray
+from shoal.placement.columns import IntArray
 from shoal.scheduler.feasibility.state.columns import grown
 from shoal.scheduler.feasibility.wish.requests import MOST, Needs
 

@@ -16,7 +16,7 @@ from shoal.kube.objects.node import Node, Taint
 from shoal.kube.objects.pod import Toleration
 from shoal.model.contract import kubernetes
 from shoal.model.errors import QuantityError
-from shoal.placement.books.columns import BoolArray, FloatArray, IntArray
+from shoal.placement.columns import BoolArray, FloatArray, IntArray
 from shoal.scheduler.feasibility.state.columns import NONE, Column, grown
 from shoal.scheduler.feasibility.wish.requests import MOST, counted, units
 from shoal.scheduler.feasibility.wish.selectors import NodeSelector, NodeTerm, Requirement

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.kube.objects.pod import Pod
-from shoal.placement.books.columns import IntArray
+from shoal.placement.columns import IntArray
 from shoal.scheduler.feasibility.state.audiences import SelectorIndex
 from shoal.scheduler.feasibility.state.columns import SmallArray, grown
 from shoal.scheduler.feasibility.wish.selectors import Labels
