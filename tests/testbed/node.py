@@ -157,5 +157,5 @@ class Node:
         """
         code, node = self._apiserver.try_request("GET", f"/api/v1/nodes/{self.name}")
         conditions = node["status"].get("conditions", []) if code == 200 else []
-        ready = next((c for c in conditions if c["type"] == "Ready" and c["status"] == "True"), {})
-        return str(ready.get("lastHeartbeatTime", ""))
+        told = [one for one in conditions if one["type"] == "Ready" and one["status"] == "True"]
+        return str(told[0]["lastHeartbeatTime"]) if told else ""

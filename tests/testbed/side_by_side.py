@@ -5,7 +5,7 @@ are given in parts. The longest come first: what is left at the end, while other
 """
 
 import pytest
-from xdist.scheduler.loadscope import LoadScopeScheduling
+from xdist.scheduler.loadscope import LoadScopeScheduling  # type: ignore[import-untyped]
 
 #: Beginnings of test names. The tests of one stay together; the order is that of their seconds.
 LONGEST = (
@@ -27,7 +27,7 @@ def rank_of(nodeid: str) -> int:
     return LONGEST.index(unit) if unit in LONGEST else len(LONGEST)
 
 
-class SideBySide(LoadScopeScheduling):
+class SideBySide(LoadScopeScheduling):  # type: ignore[misc]
     """Gives out units in the order in which they were collected."""
 
     def _split_scope(self, nodeid: str) -> str:
