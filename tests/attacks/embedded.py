@@ -12,9 +12,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from shoal.agent import app as agent
-from shoal.agent.config import Config
+from shoal.agent.config import AgentConfig
 from shoal.agent.limits import cgroup
-from shoal.agent.node.paths import HostPaths
 from shoal.cli.embedded import EmbeddedCluster, EmbeddedPlan
 from shoal.cli.main import main
 from shoal.embedded.nodes.app import Nodes
@@ -24,6 +23,7 @@ from shoal.embedded.nodes.gpus import visible_cards
 from shoal.embedded.nodes.host import HookCall, Host
 from shoal.embedded.nodes.pods.states import Running, Timing
 from shoal.kube.access.credentials import Access
+from shoal.kubelet.host_paths import HostPaths
 from tests.attacks.arena import Given, Object
 from tests.kubelet.device_plugin import PluginLoop
 from tests.suites.connection import Connection
@@ -78,7 +78,7 @@ class Walled(EmbeddedCluster):
             pod_cgroups=host.folders.cgroups,
             cgroup2=root / "cgroup.controllers",
         )
-        config = Config(
+        config = AgentConfig(
             node_name=host.spec.name,
             memory_unit=self.plan.unit,
             host="127.0.0.1",

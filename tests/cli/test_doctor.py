@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from shoal.agent.node.paths import HostPaths
 from shoal.analysis.doctor.findings import Level
 from shoal.analysis.doctor.machine import examine_machine
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.errors import NoDriverError
 from shoal.gpu.protocol import Nvml
 from shoal.gpu.simulated import SimulatedNvml
+from shoal.kubelet.host_paths import HostPaths
 from shoal.model.contract import gpushare
 from tests.cli.shoal_up import running
 from tests.testbed.apiserver import ApiServer

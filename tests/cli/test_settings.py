@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.agent.config import Config as AgentConfig
+from shoal.agent.config import AgentConfig
 from shoal.cli.main import main
 from shoal.cli.settings import OneLine, ServiceSettingsError, escaped, load
 from shoal.model.contract.gpushare import MemoryUnit

@@ -57,9 +57,9 @@ def _cluster(connection: ClusterConnection) -> Iterator[Finding]:
 
 
 def _here() -> Iterator[Finding]:
-    from shoal.agent.node.paths import HostPaths
     from shoal.analysis.doctor.machine import examine_machine
     from shoal.gpu.nvml import open_nvml
+    from shoal.kubelet.host_paths import HostPaths
 
     return examine_machine(HostPaths(), open_nvml)
 

@@ -16,9 +16,7 @@ from types import TracebackType
 from typing import Final
 
 from shoal.agent import app as agent
-from shoal.agent.config import FAMILIES
-from shoal.agent.config import Config as AgentConfig
-from shoal.agent.node.paths import HostPaths
+from shoal.agent.config import FAMILIES, AgentConfig
 from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.controllers.loop import Controllers
 from shoal.embedded.kinds import NODES
@@ -29,6 +27,7 @@ from shoal.embedded.store import Object
 from shoal.kube.access.credentials import Access
 from shoal.kube.access.load import load_access
 from shoal.kube.client import Client
+from shoal.kubelet.host_paths import HostPaths
 from shoal.model.contract import keti, kubernetes, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.scheduler import app as scheduler

@@ -7,10 +7,10 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from shoal.agent.node.paths import HostPaths
 from shoal.analysis.doctor.findings import Finding, failed, note, ok, warning
 from shoal.gpu.errors import GpuError
 from shoal.gpu.protocol import Nvml
+from shoal.kubelet.host_paths import HostPaths
 from shoal.model.contract import nvidia
 
 

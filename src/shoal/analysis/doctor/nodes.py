@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from shoal.agent.node.runtimes import choose
+from shoal.agent.device_plugin.edits import choose_strategy
 from shoal.analysis.doctor.findings import Finding, failed, note, ok, some, warning
 from shoal.analysis.doctor.installation import Installation
 from shoal.kube.objects.node import Node
@@ -106,7 +106,7 @@ def runtimes(installation: Installation) -> Iterator[Finding]:
     with_cards = [node for node in installation.nodes if _readable(node)]
     for node in with_cards:
         info = node.status.node_info
-        chosen = choose(info.kubelet_version, info.container_runtime_version)
+        chosen = choose_strategy(info.kubelet_version, info.container_runtime_version)
         if not chosen.strategy.by_cdi:
             without.setdefault(chosen.why, []).append(node.metadata.name)
     for why, names in without.items():
