@@ -18,7 +18,7 @@ from shoal.agent.limits.tiers import STRENGTH, Means, Walls, Wanted, chosen, wal
 from shoal.agent.node.cards import Cards
 from shoal.agent.node.paths import HostPaths
 from shoal.gpu.errors import GpuError, MpsError
-from shoal.gpu.mps.daemon import MpsDaemon
+from shoal.gpu.mps import MpsDaemon
 from shoal.gpu.protocol import LIMITING_CUDA, Driver, Nvml, Survey
 from shoal.kubelet.cdi import ContainerEdits
 from shoal.model.contract import shoal
