@@ -115,7 +115,7 @@ def agent(
         if cleanup:
             asyncio.run(app.cleanup(config, access, paths, open_nvml, environment=os.environ))
             return
-    except (settings.SettingsError, AgentError, KubeError) as error:
+    except (settings.ServiceSettingsError, AgentError, KubeError) as error:
         raise click.ClickException(str(error)) from error
 
     async def until_told() -> None:
@@ -127,7 +127,7 @@ def agent(
             nonlocal latest
             try:
                 fresh = load()
-            except settings.SettingsError as error:
+            except settings.ServiceSettingsError as error:
                 logging.getLogger(__name__).error("the settings stay as they are: %s", error)
                 return
             if forced or fresh != latest:

@@ -48,7 +48,7 @@ _TLS_BUFFER: Final = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EmbeddedPlan:
     """What the cluster shall be."""
 
     nodes: Sequence[NodeSpec]
@@ -58,10 +58,10 @@ class Plan:
     port: int = 0
 
 
-class Cluster:
+class EmbeddedCluster:
     """A running cluster. Use it in `async with`, which ends it; whoever waits for it hears when a part of it breaks."""
 
-    def __init__(self, plan: Plan, directory: Path) -> None:
+    def __init__(self, plan: EmbeddedPlan, directory: Path) -> None:
         self.plan = plan
         self._directory = directory
         self.api = EmbeddedApi(directory / "api", plan.port, admission=plan.unit)
@@ -80,7 +80,7 @@ class Cluster:
         """A client of it."""
         return Client(load_access(environ=os.environ, home=Path.home(), kubeconfig=self.kubeconfig))
 
-    async def __aenter__(self) -> Cluster:
+    async def __aenter__(self) -> EmbeddedCluster:
         gc.set_threshold(*_GC_THRESHOLD)
         SSLProtocol.max_size = _TLS_BUFFER
         await self.api.__aenter__()

@@ -14,7 +14,7 @@ from shoal.kubelet.host_paths import HostPaths
 from shoal.model.contract import nvidia
 
 
-def look(paths: HostPaths, nvml: Callable[[], Nvml]) -> Iterator[Finding]:
+def examine_machine(paths: HostPaths, nvml: Callable[[], Nvml]) -> Iterator[Finding]:
     """All checks of this machine."""
     yield from _driver(nvml)
     yield from _kubelet(paths)

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 import yaml
 
-from shoal.analysis.snapshot import Facts, PriorityClass
+from shoal.analysis.snapshot import ClusterSnapshot, PriorityClass
 from shoal.analysis.workloads import MAX_PODS, workloads
 from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.others import ConfigMap
 from shoal.kube.objects.policy import PodDisruptionBudget
 from shoal.kube.objects.storage import PersistentVolume, StorageClass
-from tests.cli.ask.small import Small, shoal
+from tests.analysis.small import Small, shoal
 from tests.suites.scheduling import shorthand
 
 FITS = """\
@@ -151,7 +151,9 @@ def test_a_broken_disruption_budget_is_counted(tmp_path: Path) -> None:
 
 def test_cards_that_gpushare_lists_as_unhealthy_take_nothing(small: Small, tmp_path: Path) -> None:
     meta = ObjectMeta(name="unhealthy-gpu-n1", namespace="kube-system")
-    small.facts = msgspec.structs.replace(small.facts, config_maps=(ConfigMap(metadata=meta, data={"gpus": "1"}),))
+    small.snapshot = msgspec.structs.replace(
+        small.snapshot, config_maps=(ConfigMap(metadata=meta, data={"gpus": "1"}),)
+    )
     told = answer(small, tmp_path, shorthand.pod("x", {"mem": 3}))
     assert [card["index"] for card in told["workloads"][0]["placed"][0]["cards"]] == [0]
 
@@ -170,10 +172,10 @@ def test_a_pod_of_a_priority_class_has_its_value() -> None:
         PriorityClass(metadata=ObjectMeta(name="high"), value=7, preemption_policy="Never"),
         PriorityClass(metadata=ObjectMeta(name="usual"), value=3, global_default=True),
     )
-    facts = Facts(priority_classes=classes)
+    snapshot = ClusterSnapshot(priority_classes=classes)
     named = shorthand.pod("a", {"mem": 1, "spec": {"priorityClassName": "high"}})
     text = yaml.safe_dump_all([named, shorthand.pod("b", {"mem": 1})]).encode()
-    high, usual = (one.pods[0].spec for one in workloads(text, namespace="default", facts=facts))
+    high, usual = (one.pods[0].spec for one in workloads(text, namespace="default", snapshot=snapshot))
     assert (high.priority, high.preemption_policy) == (7, "Never")
     assert (usual.priority, usual.preemption_policy) == (3, None)
 
@@ -192,7 +194,7 @@ def test_a_pod_of_a_priority_class_has_its_value() -> None:
     ],
 )
 def test_pods_of_a_workload(manifest: dict[str, Any], names: list[str]) -> None:
-    found = workloads(yaml.safe_dump(manifest).encode(), namespace="here", facts=Facts())
+    found = workloads(yaml.safe_dump(manifest).encode(), namespace="here", snapshot=ClusterSnapshot())
     assert [pod.metadata.name for one in found for pod in one.pods] == names
     assert {pod.metadata.namespace for one in found for pod in one.pods} <= {"here"}
     assert len({pod.metadata.uid for one in found for pod in one.pods}) == len(names)

@@ -10,23 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.analysis import snapshot_file as archive
-from shoal.analysis.dry_run import Picture
-from shoal.analysis.snapshot import Facts
-from shoal.analysis.snapshot_file import SnapshotError, cleaned, load, save
-from shoal.analysis.why import reasons
+from shoal.analysis import snapshot_file
+from shoal.analysis.dry_run import DryRun
+from shoal.analysis.errors import SnapshotError
+from shoal.analysis.snapshot import ClusterSnapshot
+from shoal.analysis.snapshot_file import cleaned, load, save
+from shoal.analysis.why import explain_pod
 from shoal.kube.codec import codec_of
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.others import ConfigMap
 from shoal.kube.objects.pod import Pod
 from shoal.kube.objects.storage import PersistentVolume, StorageClass
-from tests.cli.ask.small import TAKEN, Small, shoal
+from tests.analysis.small import TAKEN, Small, shoal
 from tests.suites.scheduling import shorthand
 
 SECRET = "hunter2"
 
 
-def planted() -> Facts:
+def planted() -> ClusterSnapshot:
     """A cluster with a secret in every place that decides nothing."""
     pod = shorthand.pod("p", {"mem": 4, "annotations": {"note": SECRET, "shoal.dev/simulate": SECRET}})
     pod["metadata"] |= {"namespace": "default", "uid": "u", "managedFields": [{"manager": SECRET}]}
@@ -58,7 +59,7 @@ def planted() -> Facts:
         "metadata": {"name": "gpu-scheduler-policy", "namespace": "gpu", "annotations": {"last-applied": SECRET}},
         "data": {"gpu-allocate-prefer": "binpack", "unknown": SECRET},
     }
-    return Facts(
+    return ClusterSnapshot(
         nodes=(_read(node, Node),),
         pods=(_read(pod, Pod),),
         volumes=(_read(volume, PersistentVolume),),
@@ -92,7 +93,7 @@ def test_a_file_gives_back_what_was_cleaned(tmp_path: Path) -> None:
     small.add("p", {"mem": 4, "labels": {"app": "x"}})
     for name in ("s.json", "s.json.gz"):
         path = small.save(tmp_path / name)
-        assert load(path).facts == cleaned(small.facts)
+        assert load(path).snapshot == cleaned(small.snapshot)
         assert load(path).taken == TAKEN
     assert gzip.decompress((tmp_path / "s.json.gz").read_bytes()) == (tmp_path / "s.json").read_bytes()
 
@@ -138,10 +139,12 @@ def test_a_cleaned_cluster_answers_the_same(shorts: list[dict[str, Any]], policy
     small = Small(nodes, policy=policy)
     for number, short in enumerate(shorts):
         small.add(f"p{number}", short)
-    for pod in small.facts.pods:
+    for pod in small.snapshot.pods:
         told = [
-            reasons(Picture(facts), next(one for one in facts.pods if one.metadata.uid == pod.metadata.uid), details=9)
-            for facts in (small.facts, cleaned(small.facts))
+            explain_pod(
+                DryRun(snapshot), next(one for one in snapshot.pods if one.metadata.uid == pod.metadata.uid), details=9
+            )
+            for snapshot in (small.snapshot, cleaned(small.snapshot))
         ]
         assert told[0] == told[1]
 
@@ -153,8 +156,8 @@ def known(name: str) -> dict[str, Any]:
     return {"metadata": {"namespace": "a", "name": name, "uid": "u"}, "spec": {"containers": []}}
 
 
-def facts_of(facts: dict[str, Any]) -> bytes:
-    return json.dumps({"kind": "ShoalSnapshot", "version": 1, "taken": "", "shoal": "", "facts": facts}).encode()
+def file_of(snapshot: dict[str, Any]) -> bytes:
+    return json.dumps({"kind": "ShoalSnapshot", "version": 1, "taken": "", "shoal": "", "facts": snapshot}).encode()
 
 
 @pytest.mark.parametrize(
@@ -172,9 +175,9 @@ def facts_of(facts: dict[str, Any]) -> bytes:
         (b"[" * 100_000, "is no snapshot"),
         (b"\xff\xfe", "is no snapshot"),
         (b'{"kind":"ShoalSnapshot","version":1,"taken":"\\ud83d","shoal":"","facts":{}}', "is no snapshot"),
-        (facts_of({"settings": {"policy": "best"}}), "no policy 'best': choose one of"),
-        (facts_of({"pods": [UNKNOWN]}), "pod a/p has no metadata.uid"),
-        (facts_of({"pods": [known("p"), known("q")]}), "pods a/p and a/q have one metadata.uid, 'u'"),
+        (file_of({"settings": {"policy": "best"}}), "no policy 'best': choose one of"),
+        (file_of({"pods": [UNKNOWN]}), "pod a/p has no metadata.uid"),
+        (file_of({"pods": [known("p"), known("q")]}), "pods a/p and a/q have one metadata.uid, 'u'"),
     ],
 )
 def test_a_bad_file_is_told(tmp_path: Path, content: bytes, words: str) -> None:
@@ -187,7 +190,7 @@ def test_a_bad_file_is_told(tmp_path: Path, content: bytes, words: str) -> None:
 
 
 def test_what_is_too_large_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "MAX_BYTES", 1000)
+    monkeypatch.setattr(snapshot_file, "MAX_BYTES", 1000)
     file = tmp_path / "s.json.gz"
     file.write_bytes(gzip.compress(b" " * 100_000, mtime=0))
     with pytest.raises(SnapshotError, match="holds more than 1000 bytes"):
@@ -202,7 +205,7 @@ def test_a_folder_or_nothing_is_told(tmp_path: Path) -> None:
         assert result.exit_code == 1
         assert "cannot be read" in result.stderr
     with pytest.raises(SnapshotError, match="cannot be written"):
-        save(Facts(), tmp_path / "no" / "s.json", taken=TAKEN, shoal="test")
+        save(ClusterSnapshot(), tmp_path / "no" / "s.json", taken=TAKEN, shoal="test")
 
 
 def test_what_is_there_stays_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +217,6 @@ def test_what_is_there_stays_when_writing_fails(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(SnapshotError, match="No space left"):
-        save(Facts(), file, taken=TAKEN, shoal="test")
+        save(ClusterSnapshot(), file, taken=TAKEN, shoal="test")
     assert [path.name for path in tmp_path.iterdir()] == ["s.json"]
     assert file.read_text() == "before"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import yaml
 
-from tests.cli.ask.small import shoal
+from tests.analysis.small import shoal
 from tests.suites.scheduling import shorthand
 from tests.suites.scheduling.cluster import Cluster
 from tests.testbed.control_plane import ControlPlane
 
-VIEWER = Path(__file__).parents[3] / "deploy" / "rbac" / "viewer.yaml"
+VIEWER = Path(__file__).parents[2] / "deploy" / "rbac" / "viewer.yaml"
 ONLY_LISTS = """
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole

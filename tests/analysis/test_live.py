@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cli.ask.small import shoal
+from tests.analysis.small import shoal
 from tests.suites.scheduling import shorthand
 from tests.suites.scheduling.cluster import Cluster
 from tests.suites.scheduling.ways import Way
@@ -46,7 +46,7 @@ class Live:
         self.place = ("--kubeconfig", way.api.kubeconfig(), "-n", self.cluster.namespace)
 
     def nodes(self, nodes: dict[str, dict[str, Any]], *options: str) -> None:
-        """Make nodes, then start the scheduler anew: it takes them in the order of their names, as a picture does."""
+        """Make nodes, then start the scheduler anew: it takes them in the order of their names, as a dry_run does."""
         for name, short in nodes.items():
             made = shorthand.node(name, short, mib=False)
             self.cluster.create({"kind": "Node", **made})

@@ -44,7 +44,7 @@ _GRANTS: Final = Resource(
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class Installation:
     """A cluster as `shoal doctor` sees it."""
 
     version: str
@@ -67,7 +67,7 @@ class Facts:
     absent: frozenset[str] = field(default=frozenset())
 
 
-async def read(client: Client) -> Facts:
+async def read_installation(client: Client) -> Installation:
     """Read it all. Raises KubeError if the cluster, its nodes or its pods cannot be read."""
     absent: set[str] = set()
 
@@ -104,7 +104,7 @@ async def read(client: Client) -> Facts:
         named(LEASES, shoal.NAME_SCHEDULER, namespace=gpushare.EXTENDER_NAMESPACE),
         listed(LEASES, kubernetes.NODE_LEASES),
     )
-    return Facts(
+    return Installation(
         version=version.git_version,
         now=datetime.now(UTC),
         nodes=sorted(nodes.items, key=lambda node: node.metadata.name),

@@ -10,8 +10,8 @@ import pytest
 
 from shoal import __version__
 from shoal.analysis.doctor.examine import examine
-from shoal.analysis.doctor.facts import Facts
 from shoal.analysis.doctor.findings import Finding, Level, some
+from shoal.analysis.doctor.installation import Installation
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.others import Lease
 from shoal.kube.objects.pod import Pod
@@ -94,7 +94,7 @@ POLICIES = (
     *decisions.POLICIES_FENCE,
 )
 
-SOUND = Facts(
+SOUND = Installation(
     version="v1.36.3",
     now=NOW,
     nodes=[made("n1"), made("n2")],
@@ -110,8 +110,8 @@ SOUND = Facts(
 )
 
 
-def bad(facts: Facts) -> list[Finding]:
-    return [finding for finding in examine(facts) if finding.level not in (Level.OK, Level.NOTE)]
+def bad(installation: Installation) -> list[Finding]:
+    return [finding for finding in examine(installation) if finding.level not in (Level.OK, Level.NOTE)]
 
 
 def test_a_sound_cluster_has_nothing_wrong() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from shoal.analysis.inspect.objects import Condition, Container, Node, Pod
+from shoal.analysis.inspect.objects import PartialCondition, PartialNode, PartialPod
 from shoal.analysis.inspect.use import (
     UNKNOWN_ADDRESS,
     ClusterUse,
@@ -23,32 +23,30 @@ from shoal.analysis.inspect.use import (
 )
 from shoal.kube.resources import manifest_of
 from shoal.model.allocation import Allocation, CardShare
-from shoal.model.bound import allocation_of_manifest
+from shoal.model.bound import allocation_of
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, ModelError
 from shoal.model.gpu import Gpu, NodeGpus
-from shoal.model.manifest import Fields, PodContainer, PodManifest
+from shoal.model.manifest import PodParts, pod_parts
 from shoal.model.node import node_gpus
-from shoal.model.pod import gpus_of_manifest
-from shoal.model.request import NO_SHARE, ContainerKind, Share, phases
+from shoal.model.pod import gpus_of
+from shoal.model.request import NO_SHARE, Share, phases
 
 _RESOURCES: Final = frozenset(
     (gpushare.RESOURCE_MEMORY, gpushare.RESOURCE_COMPUTE, keti.RESOURCE_MPS, nvidia.RESOURCE_GPU)
 )
 _COUNTED: Final = (gpushare.RESOURCE_MEMORY, gpushare.RESOURCE_COUNT)
-#: CPU and memory of the pod as a whole, which no table shows.
-_NOTHING: Final[Fields] = {}
 _FINISHED: Final = ("Succeeded", "Failed")
 #: In place of the namespace of a pod that is gone and still holds cards; its UID is all that is known of it.
 GONE: Final = "(gone)"
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _ReadNode:
     """A node as read: its use without pods, and the unit it counts memory in. No use when it has no cards."""
 
-    object: Node
+    object: PartialNode
     use: NodeUse | None
     unit: MemoryUnit | None
     problem: str = ""
@@ -57,25 +55,25 @@ class _Read:
 
 
 #: A pod and what it was read with; it is read again when one of these is another.
-_Known = tuple[Pod, NodeGpus | None, MemoryUnit, tuple[CardShare, ...] | None, PodUse]
+_ReadPod = tuple[PartialPod, NodeGpus | None, MemoryUnit, tuple[CardShare, ...] | None, PodUse]
 
 
-class Tally:
+class UseReader:
     """Reads objects. `unit` is what `aliyun.com/gpu-mem` counts; None lets every node tell for itself."""
 
     def __init__(self, unit: MemoryUnit | None = None) -> None:
         self._unit = unit
-        self._nodes: dict[str, _Read] = {}
-        self._pods: dict[str, _Known] = {}
+        self._nodes: dict[str, _ReadNode] = {}
+        self._pods: dict[str, _ReadPod] = {}
 
-    def look_at(self, nodes: Iterable[Node], pods: Iterable[Pod]) -> None:
+    def look_at(self, nodes: Iterable[PartialNode], pods: Iterable[PartialPod]) -> None:
         """Read some objects before `of` is asked for all: pods after their nodes."""
         for node in nodes:
             self._nodes[node.metadata.name] = self._node(node)
         unit = self._cluster_unit(self._nodes.values())
         self._pods.update(self._read(pods, unit or MemoryUnit.GIB))
 
-    def of(self, nodes: Iterable[Node], pods: Iterable[Pod], *, everywhere: bool = True) -> ClusterUse:
+    def of(self, nodes: Iterable[PartialNode], pods: Iterable[PartialPod], *, everywhere: bool = True) -> ClusterUse:
         """The use of these nodes by these pods. `everywhere` says that they are all nodes of the cluster."""
         read = sorted((self._node(node) for node in nodes), key=lambda one: natural(one.object.metadata.name))
         self._nodes = {one.object.metadata.name: one for one in read}
@@ -100,16 +98,16 @@ class Tally:
             unit,
         )
 
-    def _cluster_unit(self, read: Iterable[_Read]) -> MemoryUnit | None:
+    def _cluster_unit(self, read: Iterable[_ReadNode]) -> MemoryUnit | None:
         return self._unit or next((one.unit for one in read if one.unit), None)
 
-    def _node(self, node: Node) -> _Read:
+    def _node(self, node: PartialNode) -> _ReadNode:
         known = self._nodes.get(node.metadata.name)
         return known if known is not None and known.object is node else _read_node(node, self._unit)
 
-    def _read(self, pods: Iterable[Pod], unit: MemoryUnit) -> dict[str, _Known]:
+    def _read(self, pods: Iterable[PartialPod], unit: MemoryUnit) -> dict[str, _ReadPod]:
         """The pods that ask for GPUs and have not ended, and those that hold cards, by uid."""
-        found: dict[str, _Known] = {}
+        found: dict[str, _ReadPod] = {}
         for pod in pods:
             node = self._nodes.get(pod.spec.node_name)
             given = None if node is None else node.held.get(pod.metadata.uid)
@@ -130,7 +128,7 @@ def _gone(node: str, uid: str, cards: tuple[CardShare, ...]) -> PodUse:
     return PodUse(GONE, printable(uid), node, "", None, held, 0, "", ending=True)
 
 
-def _asks(pod: Pod) -> bool:
+def _asks(pod: PartialPod) -> bool:
     """Whether a container names a resource of ours."""
     for container in (*pod.spec.containers, *pod.spec.init_containers):
         amounts = container.resources
@@ -139,7 +137,7 @@ def _asks(pod: Pod) -> bool:
     return False
 
 
-def _read_node(node: Node, unit: MemoryUnit | None) -> _Read:
+def _read_node(node: PartialNode, unit: MemoryUnit | None) -> _ReadNode:
     meta, status = node.metadata, node.status
     units = offered(status.allocatable, gpushare.RESOURCE_MEMORY)
     inventory = shoal.ANNOTATION_GPUS in meta.annotations
@@ -147,11 +145,11 @@ def _read_node(node: Node, unit: MemoryUnit | None) -> _Read:
     try:
         gpus = node_gpus(_manifest(node, inventory=inventory), unit=own or MemoryUnit.GIB)
     except CodecError as error:
-        return _Read(node, None, None, printable(f"node {meta.name}: {error}"))
+        return _ReadNode(node, None, None, printable(f"node {meta.name}: {error}"))
     if inventory and own is None:
         own = unit_of_inventory(units or offered(status.capacity, gpushare.RESOURCE_MEMORY), gpus.gpus)
     if not gpus.gpus:
-        return _Read(node, None, None)
+        return _ReadNode(node, None, None)
     if not all(gpu.model.isprintable() and gpu.fault.isprintable() for gpu in gpus.gpus):
         gpus = replace(gpus, gpus=tuple(_printable(gpu) for gpu in gpus.gpus))
     address = next((one.address for one in status.addresses if one.type == "InternalIP"), UNKNOWN_ADDRESS)
@@ -168,15 +166,15 @@ def _read_node(node: Node, unit: MemoryUnit | None) -> _Read:
         written = meta.annotations.get(shoal.ANNOTATION_HELD)
         held = {} if written is None else shoal.decode_held(written).pods
     except CodecError as error:
-        return _Read(node, use, own, printable(f"node {meta.name}: {error}"))
-    return _Read(node, use, own, held=held)
+        return _ReadNode(node, use, own, printable(f"node {meta.name}: {error}"))
+    return _ReadNode(node, use, own, held=held)
 
 
 def _printable(gpu: Gpu) -> Gpu:
     return replace(gpu, model=printable(gpu.model), fault=printable(gpu.fault))
 
 
-def _manifest(node: Node, *, inventory: bool) -> dict[str, object]:
+def _manifest(node: PartialNode, *, inventory: bool) -> dict[str, object]:
     """The node for `shoal.model`. Without an inventory, what it offers of memory stands for what it has."""
     manifest = manifest_of(node)
     if not inventory:
@@ -186,9 +184,9 @@ def _manifest(node: Node, *, inventory: bool) -> dict[str, object]:
     return manifest
 
 
-def _read_pod(pod: Pod, node: NodeGpus | None, given: tuple[CardShare, ...] | None, unit: MemoryUnit) -> PodUse:
+def _read_pod(pod: PartialPod, node: NodeGpus | None, given: tuple[CardShare, ...] | None, unit: MemoryUnit) -> PodUse:
     """What a pod has: by the word of its node's agent if it has been `given` cards, else by its record."""
-    manifest = _pod_manifest(pod)
+    manifest = pod_parts(pod)
     allocation, why = _placed(manifest, node, unit)
     held = allocation.held() if allocation is not None else {}
     if given is not None and held != (by_node := {card.uuid: card.share for card in given}):
@@ -211,36 +209,21 @@ def _read_pod(pod: Pod, node: NodeGpus | None, given: tuple[CardShare, ...] | No
     )
 
 
-def _pod_manifest(pod: Pod) -> PodManifest:
-    """The pod for `shoal.model`, without the checks of types that decoding has made."""
-    meta, spec = pod.metadata, pod.spec
-    containers = [
-        _container(one, ContainerKind.SIDECAR if one.restart_policy == "Always" else ContainerKind.INIT)
-        for one in spec.init_containers
-    ]
-    containers += [_container(one, ContainerKind.APP) for one in spec.containers]
-    return PodManifest(meta.labels, meta.annotations, spec.node_name, tuple(containers), _NOTHING, _NOTHING, _NOTHING)
-
-
-def _container(container: Container, kind: ContainerKind) -> PodContainer:
-    return PodContainer(container.name, kind, container.resources.limits, container.resources.requests)
-
-
-def _placed(manifest: PodManifest, node: NodeGpus | None, unit: MemoryUnit) -> tuple[Allocation | None, str]:
+def _placed(manifest: PodParts, node: NodeGpus | None, unit: MemoryUnit) -> tuple[Allocation | None, str]:
     """The decision on a pod, or why the one it carries does not count."""
     if node is None:
         return None, ""
     try:
-        allocation = allocation_of_manifest(manifest, node=node, unit=unit)
+        allocation = allocation_of(manifest, node=node, unit=unit)
     except CodecError as error:
         return None, printable(str(error))
     return allocation, ""
 
 
-def _asked(manifest: PodManifest, unit: MemoryUnit) -> tuple[int, str]:
+def _asked(manifest: PodParts, unit: MemoryUnit) -> tuple[int, str]:
     """The most memory a pod asks for at one time, and why that cannot be read."""
     try:
-        request = gpus_of_manifest(manifest, unit=unit)
+        request = gpus_of(manifest, unit=unit)
     except ModelError as error:
         return 0, printable(str(error))
     running = phases(tuple((container.kind, container) for container in request.containers))
@@ -249,7 +232,7 @@ def _asked(manifest: PodManifest, unit: MemoryUnit) -> tuple[int, str]:
     ), ""
 
 
-def _why(pod: Pod, node: NodeGpus | None) -> str:
+def _why(pod: PartialPod, node: NodeGpus | None) -> str:
     if pod.spec.node_name and node is not None:
         return f"it is bound to node {node.name} without a card: no GPU scheduler placed it"
     if pod.spec.node_name:
@@ -260,7 +243,7 @@ def _why(pod: Pod, node: NodeGpus | None) -> str:
     return "no scheduler has looked at it yet"
 
 
-def _condition(conditions: Iterable[Condition], kind: str) -> Condition | None:
+def _condition(conditions: Iterable[PartialCondition], kind: str) -> PartialCondition | None:
     return next((condition for condition in conditions if condition.type == kind), None)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from shoal.cli.connection import Connection, ask
+from shoal.cli.connection import ClusterConnection, ask
 from shoal.cli.output import saying
-from tests.cli.inspect.terminal import on_terminal
+from tests.cli.terminal import on_terminal
 
 COMMANDS = [
     ["inspect"],
@@ -103,5 +103,5 @@ def test_an_answer_is_not_made_into_text(silent: Path) -> None:
     async def question(*_: Any) -> Large:
         return Large()
 
-    assert isinstance(ask(Connection(silent), question), Large)
+    assert isinstance(ask(ClusterConnection(silent), question), Large)
     assert made == []

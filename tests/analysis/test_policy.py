@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.analysis.dry_run import Picture, in_force
+from shoal.analysis.dry_run import DryRun, in_force
 from shoal.analysis.policy_diff import as_it_is, compare, replay
-from shoal.analysis.snapshot import CONFIGMAP, Facts, settings_of
+from shoal.analysis.snapshot import CONFIGMAP, ClusterSnapshot, settings_of
 from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.others import ConfigMap
 from shoal.model.contract.gpushare import MemoryUnit
-from tests.cli.ask.small import Small, shoal
+from tests.analysis.small import Small, shoal
 from tests.suites.scheduling import shorthand
 
 SHOWN = """\
@@ -57,7 +57,7 @@ def test_the_policy_in_force(packed: Small, tmp_path: Path) -> None:
 def test_ketis_configmap_is_what_decides(packed: Small, tmp_path: Path) -> None:
     meta = ObjectMeta(name="gpu-scheduler-policy", namespace="gpu")
     configmap = ConfigMap(metadata=meta, data={"gpu-allocate-prefer": "binpack", "nvlink-weight-percentage": "lots"})
-    packed.facts = msgspec.structs.replace(packed.facts, config_maps=(configmap,))
+    packed.snapshot = msgspec.structs.replace(packed.snapshot, config_maps=(configmap,))
     file = packed.save(tmp_path / "s")
     text = shoal("policy", "show", "--snapshot", file).stdout
     assert "Policy keti, known from KETI's ConfigMap." in text
@@ -65,11 +65,11 @@ def test_ketis_configmap_is_what_decides(packed: Small, tmp_path: Path) -> None:
     assert "Problem: ConfigMap gpu/gpu-scheduler-policy: policy key nvlink-weight-percentage holds 'lots'" in text
     document = json.loads(shoal("policy", "show", "--snapshot", file, "-o", "json").stdout)
     assert document["keti"]["nvlink-weight-percentage"] == "10"
-    assert Picture(packed.facts).engine.policy.name == "keti"
-    asked = Picture(packed.facts, policy="keti").in_force.keti
+    assert DryRun(packed.snapshot).engine.policy.name == "keti"
+    asked = DryRun(packed.snapshot, policy="keti").in_force.keti
     assert asked is not None
     assert asked.prefer.value == "binpack"
-    assert Picture(packed.facts, policy="binpack").engine.policy.name == "binpack"
+    assert DryRun(packed.snapshot, policy="binpack").engine.policy.name == "binpack"
 
 
 def test_what_would_change(packed: Small, tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_a_difference_for_programs(packed: Small, tmp_path: Path) -> None:
 
 
 def test_a_namespace_chooses_who_is_told(packed: Small, tmp_path: Path) -> None:
-    other = packed.facts.pods[1]
+    other = packed.snapshot.pods[1]
     meta = msgspec.structs.replace(other.metadata, namespace="team")
-    pods = (packed.facts.pods[0], msgspec.structs.replace(other, metadata=meta), packed.facts.pods[2])
-    packed.facts = msgspec.structs.replace(packed.facts, pods=pods)
+    pods = (packed.snapshot.pods[0], msgspec.structs.replace(other, metadata=meta), packed.snapshot.pods[2])
+    packed.snapshot = msgspec.structs.replace(packed.snapshot, pods=pods)
     file = packed.save(tmp_path / "s")
     for command in (["what-if", "--policy", "spread"], ["policy", "diff", "binpack", "spread"]):
         ours = shoal(*command, "-n", "team", "--snapshot", file).stdout
@@ -128,7 +128,8 @@ def test_pods_that_newly_fit_or_do_not() -> None:
     for name, short in {"a": {"mem": 8}, "b": {"mem": 8}, "whole": {"gpu": 1}}.items():
         small.add(name, short)
     moved = {
-        one.pod: (one.before, one.after) for one in compare(as_it_is(small.facts), replay(small.facts, "binpack")).moved
+        one.pod: (one.before, one.after)
+        for one in compare(as_it_is(small.snapshot), replay(small.snapshot, "binpack")).moved
     }
     assert moved["default/whole"][0] is None
     assert moved["default/whole"][1] is not None
@@ -139,8 +140,8 @@ def test_pods_without_cards_stay_and_take_their_cpu() -> None:
     small = Small({"n1": {"gpus": 1, "cpu": 4}, "n2": {"gpus": 1, "cpu": 4}})
     small.add("cpu", {"cpu": 3, "spec": {"nodeName": "n1"}}, place=False)
     small.add("a", {"mem": 4, "cpu": 2})
-    assert replay(small.facts, "binpack").spots == as_it_is(small.facts).spots
-    assert list(as_it_is(small.facts).spots) == ["default/a"]
+    assert replay(small.snapshot, "binpack").places == as_it_is(small.snapshot).places
+    assert list(as_it_is(small.snapshot).places) == ["default/a"]
 
 
 SHORTS = st.sampled_from([{"mem": 2}, {"mem": 7}, {"mem": 12}, {"gpu": 1}, {"mps": 1}, {"mem": 4, "cpu": 60}])
@@ -152,7 +153,7 @@ def test_what_came_one_after_another_comes_the_same_way_again(shorts: list[dict[
     small = Small({"n1": {"gpus": 2}, "n2": {"gpus": [24, 16]}}, policy=policy)
     for number, short in enumerate(shorts):
         small.add(f"p{number}", short)
-    assert compare(as_it_is(small.facts), replay(small.facts, None)).moved == ()
+    assert compare(as_it_is(small.snapshot), replay(small.snapshot, None)).moved == ()
 
 
 # Where settings are known from
@@ -168,7 +169,7 @@ def node(gpus: int, *, mib: bool) -> Node:
 
 def test_the_schedulers_configmap_comes_first(packed: Small) -> None:
     text = "{memoryUnit: MiB, policy: spread, schedulerNames: [mine], clusterName: east, port: 12345}"
-    known, problems = settings_of(packed.facts.nodes, packed.facts.pods, settings_map(text))
+    known, problems = settings_of(packed.snapshot.nodes, packed.snapshot.pods, settings_map(text))
     assert (known.memory_unit, known.policy, known.cluster_name) == (MemoryUnit.MIB, "spread", "east")
     assert known.policy_from == "ConfigMap kube-system/shoal-scheduler"
     assert "mine" in known.scheduler_names
@@ -177,7 +178,7 @@ def test_the_schedulers_configmap_comes_first(packed: Small) -> None:
 
 @pytest.mark.parametrize("text", ["policy: best", "a: [", "7", "more: 1", "x" * 70_000, "[" * 9_000, "a: 1\n---\nb: 2"])
 def test_settings_that_cannot_be_read_are_told_and_do_not_count(packed: Small, text: str) -> None:
-    known, problems = settings_of(packed.facts.nodes, packed.facts.pods, settings_map(text))
+    known, problems = settings_of(packed.snapshot.nodes, packed.snapshot.pods, settings_map(text))
     assert known.policy == "binpack"
     assert len(problems) == 1
     assert "the settings in ConfigMap kube-system/shoal-scheduler cannot be read" in problems[0]
@@ -185,7 +186,7 @@ def test_settings_that_cannot_be_read_are_told_and_do_not_count(packed: Small, t
 
 def test_without_it_the_newest_decision_and_the_nodes_tell(packed: Small) -> None:
     packed.add("own", {"mem": 1, "annotations": {"shoal.dev/policy": "spread"}})
-    known, _ = settings_of([node(2, mib=True)], packed.facts.pods, None)
+    known, _ = settings_of([node(2, mib=True)], packed.snapshot.pods, None)
     assert (known.policy, known.memory_unit) == ("binpack", MemoryUnit.MIB)
     assert known.policy_from == "the newest decision, of pod default/c"
 
@@ -195,4 +196,4 @@ def test_nothing_known_is_the_default() -> None:
     assert (known.policy, known.policy_from) == ("fragmentation", "the default: no decision tells")
     assert known.memory_unit is MemoryUnit.GIB
     assert settings_of([node(2, mib=True)], (), None, unit=MemoryUnit.GIB)[0].memory_unit is MemoryUnit.GIB
-    assert in_force(Facts()).policy.name == "fragmentation"
+    assert in_force(ClusterSnapshot()).policy.name == "fragmentation"

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from shoal.cli.main import main
 from shoal.kube.objects.pod import Pod
-from tests.cli.ask.small import Small, shoal
+from tests.analysis.small import Small, shoal
 
 TAINT = {"key": "team", "value": "a", "effect": "NoSchedule"}
 
@@ -82,7 +82,7 @@ def test_the_namespace_need_not_be_known(tmp_path: Path) -> None:
     small = Small({"n1": {"gpus": 1}})
     a, b = small.add("a", {"mem": 2}, place=False), small.add("b", {"mem": 2}, place=False)
     pods = (in_namespace(a, "team"), in_namespace(b, "team"), in_namespace(b, "other"))
-    small.facts = msgspec.structs.replace(small.facts, pods=pods)
+    small.snapshot = msgspec.structs.replace(small.snapshot, pods=pods)
     file = small.save(tmp_path / "s")
     assert shoal("why", "a", "-A", "--snapshot", file).stdout.startswith("team/a waits for a node.")
     several = shoal("why", "b", "-A", "--snapshot", file)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shoal.analysis.doctor.findings import Level
-from shoal.analysis.doctor.machine import look
+from shoal.analysis.doctor.machine import examine_machine
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.errors import NoDriverError
 from shoal.gpu.protocol import Nvml
@@ -24,7 +24,7 @@ from tests.cli.shoal_up import running
 from tests.testbed.apiserver import ApiServer
 from tests.testbed.fake_nodes import node
 
-DEPLOY = Path(__file__).parents[3] / "deploy"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 def doctor(*arguments: str, **environment: str) -> tuple[int, str, str]:
@@ -99,7 +99,7 @@ class TestRealApiServer:
 def test_a_node_in_good_health(tmp_path: Path) -> None:
     paths = _host(tmp_path)
     (paths.cdi[0] / "nvidia.yaml").write_text(f"kind: {gpushare.RESOURCE_MEMORY}\n")
-    levels = {one.check: one.level for one in look(paths, _cards)}
+    levels = {one.check: one.level for one in examine_machine(paths, _cards)}
     assert levels == {
         "driver": Level.OK,
         "kubelet": Level.FAILED,
@@ -108,7 +108,7 @@ def test_a_node_in_good_health(tmp_path: Path) -> None:
         "toolkit": Level.NOTE,
     }
     (paths.cdi[0] / "nvidia.yaml").write_text("kind: nvidia.com/gpu\n")
-    assert [one.says for one in look(paths, _cards) if one.check == "cdi"] == ["NVIDIA's own spec is there"]
+    assert [one.says for one in examine_machine(paths, _cards) if one.check == "cdi"] == ["NVIDIA's own spec is there"]
 
 
 @pytest.mark.parametrize(
@@ -123,14 +123,14 @@ def test_a_node_in_good_health(tmp_path: Path) -> None:
 def test_whether_the_toolkit_believes_containers(tmp_path: Path, written: str, level: Level) -> None:
     paths = _host(tmp_path)
     paths.toolkit[0].write_text(written)
-    assert [one.level for one in look(paths, _cards) if one.check == "toolkit"] == [level]
+    assert [one.level for one in examine_machine(paths, _cards) if one.check == "toolkit"] == [level]
 
 
 def test_a_node_without_a_driver(tmp_path: Path) -> None:
     def none() -> Nvml:
         raise NoDriverError("libnvidia-ml.so.1 is not on this machine")
 
-    (told,) = [one for one in look(_host(tmp_path), none) if one.check == "driver"]
+    (told,) = [one for one in examine_machine(_host(tmp_path), none) if one.check == "driver"]
     assert (told.level, told.says) == (Level.FAILED, "libnvidia-ml.so.1 is not on this machine")
 
 

@@ -1,4 +1,4 @@
-"""Small clusters as facts and as snapshot files: nodes and pods in the short forms of the scheduling suite."""
+"""Small clusters as snapshot and as snapshot files: nodes and pods in the short forms of the scheduling suite."""
 
 from pathlib import Path
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 from click.testing import CliRunner, Result
 
-from shoal.analysis.dry_run import Picture
-from shoal.analysis.snapshot import Facts, Settings
+from shoal.analysis.dry_run import DryRun
+from shoal.analysis.snapshot import ClusterSnapshot, SchedulerSettings
 from shoal.analysis.snapshot_file import save
 from shoal.cli.main import main
 from shoal.kube.objects.node import Node
@@ -21,15 +21,15 @@ TAKEN = "2026-01-01T12:00:00Z"
 class Small:
     """A cluster that grows pod by pod; those that fit are placed by the scheduler's own code."""
 
-    def __init__(self, nodes: dict[str, dict[str, Any]], *, policy: str = "binpack", **facts: Any) -> None:
+    def __init__(self, nodes: dict[str, dict[str, Any]], *, policy: str = "binpack", **snapshot: Any) -> None:
         made = (msgspec.convert(shorthand.node(name, short, mib=False), Node) for name, short in nodes.items())
-        settings = Settings(policy=policy, policy_from="the test")
-        self.facts = Facts(settings=settings, nodes=tuple(made), **facts)
+        settings = SchedulerSettings(policy=policy, policy_from="the test")
+        self.snapshot = ClusterSnapshot(settings=settings, nodes=tuple(made), **snapshot)
 
     def add(self, name: str, short: dict[str, Any], *, place: bool = True, **status: Any) -> Pod:
         """A pod that comes a second after the last one."""
         manifest = shorthand.pod(name, short)
-        second = len(self.facts.pods)
+        second = len(self.snapshot.pods)
         manifest["metadata"] |= {
             "namespace": "default",
             "uid": f"uid-{name}",
@@ -39,24 +39,24 @@ class Small:
         pod = msgspec.convert(manifest, Pod)
         if place:
             pod = self._placed(pod)
-        self.facts = msgspec.structs.replace(self.facts, pods=(*self.facts.pods, pod))
+        self.snapshot = msgspec.structs.replace(self.snapshot, pods=(*self.snapshot.pods, pod))
         return pod
 
     def save(self, path: Path) -> Path:
         """The snapshot of the cluster."""
-        save(self.facts, path, taken=TAKEN, shoal="test")
+        save(self.snapshot, path, taken=TAKEN, shoal="test")
         return path
 
     def _placed(self, pod: Pod) -> Pod:
-        picture = Picture(self.facts)
-        allocation = picture.place(pod).allocation
+        dry_run = DryRun(self.snapshot)
+        allocation = dry_run.place(pod)
         if allocation is None:
             return pod
-        node = picture.engine.ledger.node(allocation.node)
+        node = dry_run.engine.ledger.node(allocation.node)
         assert node is not None
         assert node.inventory is not None
         annotations = annotations_of(
-            pod, allocation, inventory=node.inventory, unit=self.facts.settings.memory_unit, now_ns=1
+            pod, allocation, inventory=node.inventory, unit=self.snapshot.settings.memory_unit, now_ns=1
         )
         meta = msgspec.structs.replace(pod.metadata, annotations={**pod.metadata.annotations, **annotations})
         spec = msgspec.structs.replace(pod.spec, node_name=allocation.node)
