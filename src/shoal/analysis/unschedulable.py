@@ -16,7 +16,7 @@ from shoal.model.errors import RequestError
 from shoal.model.request import ContainerRequest, Share, accepts
 from shoal.placement.columns import BoolArray
 from shoal.placement.ledger import NodeLedger
-from shoal.scheduler.preemption.search import EngineFit, OnNode, candidate_limit, choose, refusal
+from shoal.scheduler.preemption.search import OnNode, candidate_limit, choose, refusal
 from shoal.scheduler.telling.words import diagnose
 
 
@@ -38,7 +38,7 @@ def unplaced(picture: Picture, pod: Pod, *, details: int) -> Unplaced:
     """Why the pod, which does not fit, does not. Raises RequestError and PolicyError."""
     engine = picture.engine
     verdict = picture.feasibility.verdict(pod)
-    diagnosis = diagnose(engine.ledger, engine.class_of(picture.check(pod)), verdict)
+    diagnosis = diagnose(engine, picture.check(pod), verdict)
     giving_way = preempts(picture, pod, diagnosis.candidates)
     return Unplaced(
         message=diagnosis.message,
@@ -106,7 +106,7 @@ def least_clearing(picture: Picture, pod: Pod, candidates: BoolArray) -> Room | 
 
 
 def _fits(picture: Picture, pod: Pod) -> Fits:
-    cards_fit = EngineFit(picture.engine.ledger, picture.engine.class_of(picture.check(pod)))
+    cards_fit = picture.engine.fits_without(picture.check(pod))
 
     def fits(node: str, gone: frozenset[str]) -> bool:
         row = picture.books.row(node)
