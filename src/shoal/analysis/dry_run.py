@@ -1,4 +1,4 @@
-"""The scheduler's own books, filters and engine, made from facts: what it would decide were it started now.
+"""A dry run: the scheduler's own ledger, filters and policy on a cluster snapshot, in this process alone.
 
 Answers come from the code that the scheduler runs, so they are the scheduler's, but for what only its process knows.
 Under `fragmentation` the prices are those of the pods that are there now, where a running scheduler's may be up to 500
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shoal.analysis.snapshot import Facts
+from shoal.analysis.snapshot import ClusterSnapshot
 from shoal.kube.objects.meta import ObjectReference
 from shoal.kube.objects.pod import Pod
 from shoal.kube.objects.policy import PodDisruptionBudget
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class InForce:
+class PolicyInForce:
     """The policy that decides, where that is known from, and KETI's values when they are what decides."""
 
     policy: Policy
@@ -48,51 +48,43 @@ class InForce:
     problems: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of trying to place a pod: where the filters let it go, and what it got."""
+class DryRun:
+    """What the scheduler would decide were it started now. Pods that are placed here are placed nowhere else."""
 
-    verdict: Verdict
-    allocation: Allocation | None
-
-
-class Picture:
-    """One cluster at one moment. What is placed here is placed nowhere else."""
-
-    def __init__(self, facts: Facts, *, policy: str | None = None, pods: Iterable[Pod] | None = None) -> None:
+    def __init__(
+        self, snapshot: ClusterSnapshot, *, policy: str | None = None, pods: Iterable[Pod] | None = None
+    ) -> None:
         """`policy` decides instead of the one in force; `pods` are there instead of all. Raises PolicyError."""
-        self.facts = facts
-        self.in_force = in_force(facts) if policy is None else _asked_for(facts, policy)
+        self.snapshot = snapshot
+        self.in_force = in_force(snapshot) if policy is None else _asked_for(snapshot, policy)
         self.engine = Engine(Ledger(), self.in_force.policy)
         cluster = Cluster()
-        #: What is wrong with nodes and pods: the object and the words, as the scheduler would tell it.
-        self.reports: list[tuple[str, str]] = []
         self.books = Books(
             self.engine,
             cluster,
-            unit=facts.settings.memory_unit,
+            unit=snapshot.settings.memory_unit,
             news=lambda news: None,
-            report=lambda obj, reason, text: self.reports.append((obj.metadata.name, text)),
+            report=lambda obj, reason, text: None,
         )
         self.feasibility = Feasibility(cluster)
-        self.budgets = Budgets(_store(facts.budgets))
+        self.budgets = Budgets(_store(snapshot.budgets))
         self._promised: list[tuple[Standing, str, str]] = []
         self._take_in_all_but_pods()
-        for pod in sorted(facts.pods if pods is None else pods, key=born):
+        for pod in sorted(snapshot.pods if pods is None else pods, key=born):
             self._take_in(pod)
 
     def _take_in_all_but_pods(self) -> None:
-        facts, cluster = self.facts, self.books.cluster
+        snapshot, cluster = self.snapshot, self.books.cluster
         # As the API server lists them: of equal nodes the first is taken.
-        _each(sorted(facts.nodes, key=key_of), self.books.on_node)
-        _each(facts.config_maps, self.books.on_config_map)
-        for namespace in facts.namespaces:
+        _each(sorted(snapshot.nodes, key=key_of), self.books.on_node)
+        _each(snapshot.config_maps, self.books.on_config_map)
+        for namespace in snapshot.namespaces:
             cluster.set_namespace(namespace)
-        for volume in facts.volumes:
+        for volume in snapshot.volumes:
             cluster.set_volume(volume)
-        for claim in facts.claims:
+        for claim in snapshot.claims:
             cluster.set_claim(claim)
-        for storage_class in facts.storage_classes:
+        for storage_class in snapshot.storage_classes:
             cluster.set_storage_class(storage_class)
 
     def _take_in(self, pod: Pod) -> None:
@@ -114,13 +106,9 @@ class Picture:
         except RequestError:
             return None
 
-    def find(self, namespace: str, name: str) -> Pod | None:
-        """The pod of that name."""
-        return next((pod for pod in self.facts.pods if key_of(pod) == (namespace, name)), None)
-
     def check(self, pod: Pod) -> Request:
         """What the pod asks for. Raises RequestError as the scheduler would refuse it, also for another cluster."""
-        here = self.facts.settings.cluster_name
+        here = self.snapshot.settings.cluster_name
         wanted = pod.metadata.annotations.get(keti.ANNOTATION_CLUSTER, "").strip()
         if here and wanted and wanted != here:
             raise RequestError(f"annotation {keti.ANNOTATION_CLUSTER} asks for {shown(wanted)}, this is {shown(here)}")
@@ -140,14 +128,13 @@ class Picture:
         standing = standing_of(pod)
         return [(node, other) for holder, node, other in self._promised if holder.is_above(standing)]
 
-    # Changes of the picture
+    # Changes, seen by later questions
 
-    def place(self, pod: Pod) -> Outcome:
+    def place(self, pod: Pod) -> Allocation | None:
         """Place the pod as the scheduler would, here alone. Raises RequestError and PolicyError."""
         self.check(pod)
         verdict = self.feasibility.verdict(pod)
-        allocation = self.books.place(pod, among=self.allowed(pod, verdict), favour=verdict.favour)
-        return Outcome(verdict, allocation)
+        return self.books.place(pod, among=self.allowed(pod, verdict), favour=verdict.favour)
 
     def promise_volumes(self, pod: Pod, node: str) -> None:
         """The pod goes there: volumes that it would be given are not for the next one."""
@@ -166,30 +153,30 @@ class Picture:
     def take_out(self, pod: Pod) -> Pod:
         """The pod is thought away; what is returned is the same pod as if it waited for a node."""
         self.books.take_out(pod.metadata.uid)
-        return unplaced(pod)
+        return unbound(pod)
 
 
-def in_force(facts: Facts) -> InForce:
+def in_force(snapshot: ClusterSnapshot) -> PolicyInForce:
     """KETI's policy where its ConfigMap is, else the configured one."""
-    settings = facts.settings
+    settings = snapshot.settings
     configured = policy_named(settings.policy)
     follower = KetiPolicy(configured, namespaces=settings.policy_namespaces)
     policy, problems = configured, list[str]()
-    for configmap in facts.config_maps:
+    for configmap in snapshot.config_maps:
         if follower.concerns(configmap):
             outcome = follower.apply(configmap)
             policy = outcome.policy or policy
             problems += [f"ConfigMap {'/'.join(key_of(configmap))}: {problem}" for problem in outcome.problems]
     if follower.settings is None:
-        return InForce(configured, settings.policy_from)
-    return InForce(policy, "KETI's ConfigMap", follower.settings, tuple(problems))
+        return PolicyInForce(configured, settings.policy_from)
+    return PolicyInForce(policy, "KETI's ConfigMap", follower.settings, tuple(problems))
 
 
-def _asked_for(facts: Facts, name: str) -> InForce:
+def _asked_for(snapshot: ClusterSnapshot, name: str) -> PolicyInForce:
     """The policy of that name; KETI's with the values of its ConfigMap, where there is one."""
-    found = in_force(facts)
+    found = in_force(snapshot)
     policy = found.policy if found.policy.name == name else policy_named(name)
-    return InForce(policy, "asked for", found.keti if policy is found.policy else None)
+    return PolicyInForce(policy, "asked for", found.keti if policy is found.policy else None)
 
 
 def waits(pod: Pod) -> bool:
@@ -202,8 +189,8 @@ def finished(pod: Pod) -> bool:
     return pod.status.phase in _FINISHED
 
 
-def unplaced(pod: Pod) -> Pod:
-    """The pod without its node: the decision that it carries then counts for nothing."""
+def unbound(pod: Pod) -> Pod:
+    """The pod without its node, so that the decision it carries counts for nothing."""
     return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_name=""))
 
 

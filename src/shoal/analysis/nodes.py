@@ -1,4 +1,4 @@
-"""A pod against every node of a picture: which filter refused it, what each card has free, what the node is worth."""
+"""A pod against every node of a dry run: which filter refused it, what each card has free, what the node is worth."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from shoal.analysis.dry_run import Picture
+from shoal.analysis.dry_run import DryRun
 from shoal.kube.objects.pod import Pod
 from shoal.model.allocation import Allocation
 from shoal.placement.classes import PodClass
@@ -61,38 +61,38 @@ class NodeAnswer(Answer, frozen=True):
         return not self.refused_by
 
 
-def by_node(picture: Picture, pod: Pod, *, details: int) -> list[NodeAnswer]:
+def by_node(dry_run: DryRun, pod: Pod, *, details: int) -> list[NodeAnswer]:
     """Every node: those that fit first, the best before the others, then those whose cards come closest.
 
     `details` is for how many nodes the cards are told, and which would be taken. Raises RequestError and PolicyError.
     """
-    request = picture.check(pod)
-    engine, rows = picture.engine, picture.engine.ledger.columns.rows
-    verdict = picture.feasibility.verdict(pod)
-    allowed = picture.allowed(pod, verdict)[:rows]
+    request = dry_run.check(pod)
+    engine, rows = dry_run.engine, dry_run.engine.ledger.columns.rows
+    verdict = dry_run.feasibility.verdict(pod)
+    allowed = dry_run.allowed(pod, verdict)[:rows]
     worths = engine.worths(request)
     favour = None if verdict.favour is None else verdict.favour[:rows]
-    order = _order(picture, engine.class_of(request), allowed, allowed & engine.fits(request), worths, favour)
-    told = _Told(picture, pod, verdict, worths, favour)
+    order = _order(dry_run, engine.class_of(request), allowed, allowed & engine.fits(request), worths, favour)
+    told = _NodeAnswers(dry_run, pod, verdict, worths, favour)
     return [told.node(row, cards=place < details) for place, row in enumerate(order)]
 
 
-class _Told:
+class _NodeAnswers:
     """Puts one pod's answers together."""
 
     def __init__(
-        self, picture: Picture, pod: Pod, verdict: Verdict, worths: FloatArray, favour: FloatArray | None
+        self, dry_run: DryRun, pod: Pod, verdict: Verdict, worths: FloatArray, favour: FloatArray | None
     ) -> None:
-        self._picture = picture
-        self._request = picture.check(pod)
+        self._dry_run = dry_run
+        self._request = dry_run.check(pod)
         self._verdict = verdict
         self._worths = worths
         self._favour = favour
-        self._promised = dict(picture.promised(pod))
+        self._promised = dict(dry_run.promised(pod))
 
     def node(self, row: int, *, cards: bool) -> NodeAnswer:
-        node = self._picture.engine.ledger.node_at(row)
-        refusals = self._picture.engine.explain(self._request, node)
+        node = self._dry_run.engine.ledger.node_at(row)
+        refusals = self._dry_run.engine.explain(self._request, node)
         told = card_answers(node, refusals) if cards else ()
         refused = self._refused(row, node, refusals)
         if refused is not None:
@@ -117,9 +117,9 @@ class _Told:
         return None
 
     def _takes(self, row: int) -> tuple[int, ...]:
-        only = np.zeros(self._picture.engine.ledger.columns.rows, np.bool_)
+        only = np.zeros(self._dry_run.engine.ledger.columns.rows, np.bool_)
         only[row] = True
-        allocation = self._picture.engine.decide(self._request, among=only)
+        allocation = self._dry_run.engine.decide(self._request, among=only)
         return () if allocation is None else indices(allocation)
 
 
@@ -150,14 +150,14 @@ def _card(card: CardLedger, why: str) -> CardAnswer:
 
 
 def _order(
-    picture: Picture,
+    dry_run: DryRun,
     pod_class: PodClass,
     allowed: BoolArray,
     fits: BoolArray,
     worths: FloatArray,
     favour: FloatArray | None,
 ) -> list[int]:
-    columns = picture.engine.ledger.columns
+    columns = dry_run.engine.ledger.columns
     alive = np.flatnonzero(columns.alive[: columns.rows] > 0)
     exclusive = bool(pod_class.needs) and pod_class.needs[0].share.exclusive
     free = columns.whole[: columns.rows] if exclusive else columns.memory_free[: columns.rows].max(axis=1)

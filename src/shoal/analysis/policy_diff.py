@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.analysis.dry_run import Picture, born, finished, full_name, unplaced, waits
+from shoal.analysis.dry_run import DryRun, born, finished, full_name, unbound, waits
 from shoal.analysis.nodes import Answer, indices
-from shoal.analysis.snapshot import Facts
+from shoal.analysis.snapshot import ClusterSnapshot
 from shoal.kube.objects.pod import Pod
 from shoal.model.errors import RequestError
 from shoal.placement.columns import WHOLE
@@ -18,14 +18,14 @@ from shoal.placement.errors import PolicyError
 from shoal.scheduler.books.requests import Requests
 
 
-class Spot(Answer, frozen=True):
+class PodPlace(Answer, frozen=True):
     """Where a pod is: its node and cards."""
 
     node: str
     cards: tuple[int, ...] = ()
 
 
-class Measure(Answer, frozen=True):
+class CardMeasure(Answer, frozen=True):
     """How well the cards are used."""
 
     placed: int
@@ -37,70 +37,72 @@ class Measure(Answer, frozen=True):
     fragmented: float
 
 
-class Moved(Answer, frozen=True):
+class MovedPod(Answer, frozen=True):
     """A pod that is elsewhere in the second; None where it has no place."""
 
     pod: str
-    before: Spot | None = None
-    after: Spot | None = None
+    before: PodPlace | None = None
+    after: PodPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Placing:
+class Placements:
     """One way to place the pods."""
 
     name: str
-    spots: dict[str, Spot | None]
-    measure: Measure
+    places: dict[str, PodPlace | None]
+    measure: CardMeasure
 
 
-class Comparison(Answer, frozen=True, omit_defaults=False):
+class PlacementComparison(Answer, frozen=True, omit_defaults=False):
     """Two ways to place the same pods."""
 
     before: str
     after: str
-    measure_before: Measure
-    measure_after: Measure
-    moved: tuple[Moved, ...] = ()
+    measure_before: CardMeasure
+    measure_after: CardMeasure
+    moved: tuple[MovedPod, ...] = ()
     same: int = 0
     #: The one whose pods are told; empty for all. The measures are those of all pods.
     namespace: str = ""
 
 
-def as_it_is(facts: Facts) -> Placing:
+def as_it_is(snapshot: ClusterSnapshot) -> Placements:
     """Where the pods are now."""
-    picture = Picture(facts)
-    spots = {full_name(pod): _spot(picture, pod) for pod in _gpu_pods(facts)}
-    return Placing("now", spots, _measure(picture, spots))
+    dry_run = DryRun(snapshot)
+    places = {full_name(pod): _place(dry_run, pod) for pod in _gpu_pods(snapshot)}
+    return Placements("now", places, _measure(dry_run, places))
 
 
-def replay(facts: Facts, policy: str | None) -> Placing:
+def replay(snapshot: ClusterSnapshot, policy: str | None) -> Placements:
     """All pods with cards placed anew; None is the policy in force. Raises PolicyError."""
-    pods = _gpu_pods(facts)
+    pods = _gpu_pods(snapshot)
     moving = {pod.metadata.uid for pod in pods}
-    picture = Picture(facts, policy=policy, pods=[pod for pod in facts.pods if pod.metadata.uid not in moving])
-    spots: dict[str, Spot | None] = {}
+    dry_run = DryRun(snapshot, policy=policy, pods=[pod for pod in snapshot.pods if pod.metadata.uid not in moving])
+    places: dict[str, PodPlace | None] = {}
     for pod in pods:
         try:
-            allocation = picture.place(unplaced(pod)).allocation
+            allocation = dry_run.place(unbound(pod))
         except (RequestError, PolicyError):
             allocation = None  # as the pod is written, no policy can place it
-        spots[full_name(pod)] = None if allocation is None else Spot(allocation.node, indices(allocation))
-    return Placing(picture.in_force.policy.name, spots, _measure(picture, spots))
+        places[full_name(pod)] = None if allocation is None else PodPlace(allocation.node, indices(allocation))
+    return Placements(dry_run.in_force.policy.name, places, _measure(dry_run, places))
 
 
-def compare(before: Placing, after: Placing, *, namespace: str = "") -> Comparison:
+def compare(before: Placements, after: Placements, *, namespace: str = "") -> PlacementComparison:
     """What differs, pod by pod for those of a namespace; empty for all."""
-    told = {pod: spot for pod, spot in before.spots.items() if not namespace or pod.startswith(f"{namespace}/")}
-    moved = tuple(Moved(pod, spot, after.spots.get(pod)) for pod, spot in told.items() if after.spots.get(pod) != spot)
+    told = {pod: place for pod, place in before.places.items() if not namespace or pod.startswith(f"{namespace}/")}
+    moved = tuple(
+        MovedPod(pod, place, after.places.get(pod)) for pod, place in told.items() if after.places.get(pod) != place
+    )
     same = len(told) - len(moved)
-    return Comparison(before.name, after.name, before.measure, after.measure, moved, same, namespace)
+    return PlacementComparison(before.name, after.name, before.measure, after.measure, moved, same, namespace)
 
 
-def _gpu_pods(facts: Facts) -> list[Pod]:
+def _gpu_pods(snapshot: ClusterSnapshot) -> list[Pod]:
     """The pods that hold cards or wait for some, by creation."""
-    requests = Requests(facts.settings.memory_unit)
-    return [pod for pod in sorted(facts.pods, key=born) if _takes_part(pod) and _asks_for_cards(requests, pod)]
+    requests = Requests(snapshot.settings.memory_unit)
+    return [pod for pod in sorted(snapshot.pods, key=born) if _takes_part(pod) and _asks_for_cards(requests, pod)]
 
 
 def _takes_part(pod: Pod) -> bool:
@@ -114,19 +116,19 @@ def _asks_for_cards(requests: Requests, pod: Pod) -> bool:
         return False
 
 
-def _spot(picture: Picture, pod: Pod) -> Spot | None:
-    booking = picture.engine.ledger.booking(pod.metadata.uid)
-    return None if booking is None else Spot(booking.node, indices(booking.allocation))
+def _place(dry_run: DryRun, pod: Pod) -> PodPlace | None:
+    booking = dry_run.engine.ledger.booking(pod.metadata.uid)
+    return None if booking is None else PodPlace(booking.node, indices(booking.allocation))
 
 
-def _measure(picture: Picture, spots: dict[str, Spot | None]) -> Measure:
-    free = [card.figures().share for node in picture.engine.ledger.nodes() for card in node.slots]
+def _measure(dry_run: DryRun, places: dict[str, PodPlace | None]) -> CardMeasure:
+    free = [card.figures().share for node in dry_run.engine.ledger.nodes() for card in node.slots]
     whole = sum(share == WHOLE for share in free)
     total = sum(free) / WHOLE
-    placed = sum(spot is not None for spot in spots.values())
-    return Measure(
+    placed = sum(place is not None for place in places.values())
+    return CardMeasure(
         placed=placed,
-        waiting=len(spots) - placed,
+        waiting=len(places) - placed,
         whole_cards_free=whole,
         free_cards=round(total, 2),
         fragmented=round(100 * (total - whole) / total, 1) if total else 0.0,

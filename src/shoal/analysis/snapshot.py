@@ -55,7 +55,7 @@ PRIORITY_CLASSES = Resource(
 )
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What is known of the scheduler's own settings, and where each is known from."""
 
     memory_unit: MemoryUnit = MemoryUnit.GIB
@@ -67,10 +67,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     cluster_name: str = ""
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """All objects of each kind."""
 
-    settings: Settings = Settings()
+    settings: SchedulerSettings = SchedulerSettings()
     nodes: tuple[Node, ...] = ()
     pods: tuple[Pod, ...] = ()
     namespaces: tuple[Namespace, ...] = ()
@@ -94,7 +94,7 @@ _NEWEST: Final = 50
 
 def settings_of(
     nodes: Sequence[Node], pods: Sequence[Pod], configmap: ConfigMap | None, *, unit: MemoryUnit | None = None
-) -> tuple[Settings, list[str]]:
+) -> tuple[SchedulerSettings, list[str]]:
     """What the scheduler is set to, and what is wrong with its ConfigMap in words."""
     problems: list[str] = []
     config = None
@@ -104,7 +104,7 @@ def settings_of(
         except ValueError as error:
             problems.append(f"the settings in ConfigMap {'/'.join(CONFIGMAP)} cannot be read and do not count: {error}")
     if config is not None:
-        return Settings(
+        return SchedulerSettings(
             memory_unit=unit or config.memory_unit,
             policy=config.policy,
             policy_from=f"ConfigMap {'/'.join(CONFIGMAP)}",
@@ -114,7 +114,7 @@ def settings_of(
             cluster_name=config.cluster_name,
         ), problems
     policy, known_from = _decided_by(pods)
-    return Settings(
+    return SchedulerSettings(
         memory_unit=unit or unit_of(nodes),
         policy=policy,
         policy_from=known_from,
@@ -168,7 +168,7 @@ def _decided_by(pods: Sequence[Pod]) -> tuple[str, str]:
             continue
         if name in POLICIES:
             return name, f"the newest decision, of pod {pod.metadata.namespace}/{pod.metadata.name}"
-    return Settings().policy, "the default: no decision tells"
+    return SchedulerSettings().policy, "the default: no decision tells"
 
 
 T = TypeVar("T")
@@ -178,9 +178,9 @@ _SICK: Final = "cards that gpushare's lists call unhealthy count as healthy"
 _POLICY_PLACES: Final = (keti.NAMESPACE, gpushare.EXTENDER_NAMESPACE)
 
 
-async def read_facts(client: Client, *, unit: MemoryUnit | None = None) -> Facts:
+async def read_snapshot(client: Client, *, unit: MemoryUnit | None = None) -> ClusterSnapshot:
     """All that a decision depends on. Raises KubeError when nodes or pods cannot be read."""
-    reading = _Reading(client)
+    reading = _SnapshotReader(client)
     workloads = asyncio.gather(
         client.list(NODES),
         client.list(PODS),
@@ -196,7 +196,7 @@ async def read_facts(client: Client, *, unit: MemoryUnit | None = None) -> Facts
     )
     found = {key_of(one): one for one in maps}
     settings, problem = settings_of(nodes.items, pods.items, found.pop(CONFIGMAP, None), unit=unit)
-    return Facts(
+    return ClusterSnapshot(
         settings=settings,
         nodes=tuple(nodes.items),
         pods=tuple(pods.items),
@@ -211,7 +211,7 @@ async def read_facts(client: Client, *, unit: MemoryUnit | None = None) -> Facts
     )
 
 
-class _Reading:
+class _SnapshotReader:
     """Lists kinds, and remembers those that this user may not read."""
 
     def __init__(self, client: Client) -> None:

@@ -22,7 +22,8 @@ from typing import Any, BinaryIO, Final, Literal, cast
 
 import msgspec
 
-from shoal.analysis.snapshot import Facts, PriorityClass
+from shoal.analysis.errors import SnapshotError
+from shoal.analysis.snapshot import ClusterSnapshot, PriorityClass
 from shoal.kube.objects.meta import ObjectMeta, ObjectReference, OwnerReference
 from shoal.kube.objects.node import Namespace, Node, NodeSpec, NodeStatus
 from shoal.kube.objects.others import ConfigMap
@@ -80,20 +81,20 @@ _POD = _DECISION | _ASKED
 _CONFIG = frozenset({gpushare.UNHEALTHY_KEY, *keti.encode_policy(keti.DEFAULT_POLICY)})
 
 
-def cleaned(facts: Facts) -> Facts:
-    """The same facts, fit to be given away; a picture made of them gives the same answers."""
-    return Facts(
-        settings=facts.settings,
-        nodes=tuple(_node(one) for one in facts.nodes),
-        pods=tuple(_pod(one) for one in facts.pods),
-        namespaces=tuple(Namespace(metadata=_meta(one.metadata, _NOTHING)) for one in facts.namespaces),
-        volumes=tuple(_volume(one) for one in facts.volumes),
-        claims=tuple(_claim(one) for one in facts.claims),
-        storage_classes=tuple(_storage_class(one) for one in facts.storage_classes),
-        budgets=tuple(_budget(one) for one in facts.budgets),
-        priority_classes=tuple(_priority_class(one) for one in facts.priority_classes),
-        config_maps=tuple(_config_map(one) for one in facts.config_maps),
-        missing=facts.missing,
+def cleaned(snapshot: ClusterSnapshot) -> ClusterSnapshot:
+    """The same snapshot, fit to be given away; a dry run on it gives the same answers."""
+    return ClusterSnapshot(
+        settings=snapshot.settings,
+        nodes=tuple(_node(one) for one in snapshot.nodes),
+        pods=tuple(_pod(one) for one in snapshot.pods),
+        namespaces=tuple(Namespace(metadata=_meta(one.metadata, _NOTHING)) for one in snapshot.namespaces),
+        volumes=tuple(_volume(one) for one in snapshot.volumes),
+        claims=tuple(_claim(one) for one in snapshot.claims),
+        storage_classes=tuple(_storage_class(one) for one in snapshot.storage_classes),
+        budgets=tuple(_budget(one) for one in snapshot.budgets),
+        priority_classes=tuple(_priority_class(one) for one in snapshot.priority_classes),
+        config_maps=tuple(_config_map(one) for one in snapshot.config_maps),
+        missing=snapshot.missing,
     )
 
 
@@ -231,11 +232,7 @@ VERSION: Final = 1
 MAX_BYTES: Final = 1 << 29
 
 
-class SnapshotError(Exception):
-    """A file that cannot be written, or is no snapshot that can be read; the message says what to do."""
-
-
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class SnapshotFile(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """The whole file."""
 
     kind: Literal["ShoalSnapshot"]
@@ -243,26 +240,26 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid
     #: When the cluster was read, and by which version of Shoal.
     taken: str
     shoal: str
-    facts: Facts
+    snapshot: ClusterSnapshot = msgspec.field(name="facts")
 
 
-class _Head(msgspec.Struct):
+class _FileHead(msgspec.Struct):
     kind: str = ""
     version: int = 0
 
 
-def content_of(facts: Facts, *, taken: str, shoal: str) -> bytes:
+def content_of(snapshot: ClusterSnapshot, *, taken: str, shoal: str) -> bytes:
     """The JSON of the file. Raises SnapshotError."""
-    document = Snapshot(kind=KIND, version=VERSION, taken=taken, shoal=shoal, facts=cleaned(facts))
+    document = SnapshotFile(kind=KIND, version=VERSION, taken=taken, shoal=shoal, snapshot=cleaned(snapshot))
     content = msgspec.json.encode(document)
     if len(content) > MAX_BYTES:
         raise SnapshotError(f"the cluster takes {len(content)} bytes, a snapshot holds at most {MAX_BYTES}")
     return content
 
 
-def save(facts: Facts, path: Path, *, taken: str, shoal: str) -> int:
+def save(snapshot: ClusterSnapshot, path: Path, *, taken: str, shoal: str) -> int:
     """Write the file, readable by its owner alone, whole or not at all: how many bytes it has."""
-    content = content_of(facts, taken=taken, shoal=shoal)
+    content = content_of(snapshot, taken=taken, shoal=shoal)
     if path.suffix == ".gz":
         content = gzip.compress(content)
     try:
@@ -287,7 +284,7 @@ def _write(path: Path, content: bytes) -> None:
         raise
 
 
-def load(path: Path) -> Snapshot:
+def load(path: Path) -> SnapshotFile:
     """Read the file. Raises SnapshotError."""
     try:
         with _opened(path) as file:
@@ -298,25 +295,25 @@ def load(path: Path) -> Snapshot:
     if len(content) > MAX_BYTES:
         raise SnapshotError(f"{path} holds more than {MAX_BYTES} bytes: give a file that `shoal snapshot` wrote")
     try:
-        head = msgspec.json.decode(content, type=_Head)
+        head = msgspec.json.decode(content, type=_FileHead)
         if head.kind != KIND:
             raise SnapshotError(f"{path} is no snapshot: give a file that `shoal snapshot` wrote")
         if head.version != VERSION:
             raise SnapshotError(
                 f"{path} has version {head.version} of the format, this Shoal reads {VERSION}: take the snapshot again"
             )
-        snapshot = msgspec.json.decode(content, type=Snapshot)
-        _check(snapshot.facts)
-        return snapshot
+        found = msgspec.json.decode(content, type=SnapshotFile)
+        _check(found.snapshot)
+        return found
     except (msgspec.MsgspecError, PolicyError, ValueError, RecursionError) as error:
         raise SnapshotError(f"{path} is no snapshot: {error}: give a file that `shoal snapshot` wrote") from error
 
 
-def _check(facts: Facts) -> None:
+def _check(snapshot: ClusterSnapshot) -> None:
     """What the API server sees to and a file that was written by hand may lack. Raises ValueError and PolicyError."""
-    policy_named(facts.settings.policy)
+    policy_named(snapshot.settings.policy)
     known: dict[str, Pod] = {}
-    for pod in facts.pods:
+    for pod in snapshot.pods:
         name, uid = "/".join(key_of(pod)), pod.metadata.uid
         if not uid:
             raise ValueError(f"pod {name} has no metadata.uid, by which its cards are known")

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from shoal.analysis.dry_run import Picture, full_name
+from shoal.analysis.dry_run import DryRun, full_name
 from shoal.analysis.nodes import Answer, NodeAnswer, by_node
 from shoal.kube.objects.pod import Container, Pod, Resources
 from shoal.model.contract import gpushare
@@ -20,39 +20,38 @@ from shoal.scheduler.preemption.search import OnNode, candidate_limit, choose, r
 from shoal.scheduler.telling.words import diagnose
 
 
-class Unplaced(Answer, frozen=True):
+class Unschedulable(Answer, frozen=True):
     """A pod that fits nowhere now."""
 
     #: What the scheduler would write on the pod.
     message: str
     nodes: tuple[NodeAnswer, ...] = ()
     #: Whom the scheduler would make give way by itself.
-    preempts: Room | None = None
+    preempts: NodeVictims | None = None
     #: Who would have to go if somebody made room by hand.
-    clearing: Room | None = None
+    clearing: NodeVictims | None = None
     #: The memory per card with which it would fit now.
     would_fit_mib: int | None = None
 
 
-def unplaced(picture: Picture, pod: Pod, *, details: int) -> Unplaced:
+def unschedulable(dry_run: DryRun, pod: Pod, *, details: int) -> Unschedulable:
     """Why the pod, which does not fit, does not. Raises RequestError and PolicyError."""
-    engine = picture.engine
-    verdict = picture.feasibility.verdict(pod)
-    diagnosis = diagnose(engine, picture.check(pod), verdict)
-    giving_way = preempts(picture, pod, diagnosis.candidates)
-    return Unplaced(
+    verdict = dry_run.feasibility.verdict(pod)
+    diagnosis = diagnose(dry_run.engine, dry_run.check(pod), verdict)
+    giving_way = preempts(dry_run, pod, diagnosis.candidates)
+    return Unschedulable(
         message=diagnosis.message,
-        nodes=tuple(by_node(picture, pod, details=details)),
+        nodes=tuple(by_node(dry_run, pod, details=details)),
         preempts=giving_way,
-        clearing=None if giving_way else least_clearing(picture, pod, diagnosis.candidates),
-        would_fit_mib=would_fit_mib(picture, pod),
+        clearing=None if giving_way else fewest_victims(dry_run, pod, diagnosis.candidates),
+        would_fit_mib=would_fit_mib(dry_run, pod),
     )
 
 
 Fits = Callable[[str, frozenset[str]], bool]
 
 
-class Room(Answer, frozen=True):
+class NodeVictims(Answer, frozen=True):
     """A node and the pods that would have to leave it."""
 
     node: str
@@ -61,39 +60,39 @@ class Room(Answer, frozen=True):
     breaks_budgets: int = 0
 
 
-def preempts(picture: Picture, pod: Pod, candidates: BoolArray) -> Room | None:
+def preempts(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVictims | None:
     """Whom the scheduler would make give way; of equal nodes it may take another. None when nobody may or can."""
     level = pod.spec.priority or 0
-    if refusal(pod.spec.preemption_policy, priority=level) or picture.books.lowest_priority() >= level:
+    if refusal(pod.spec.preemption_policy, priority=level) or dry_run.books.lowest_priority() >= level:
         return None
     plan = choose(
-        _names(picture, candidates),
-        pods_on=lambda node: _on_node(picture, node),
-        fits=_fits(picture, pod),
+        _names(dry_run, candidates),
+        pods_on=lambda node: _on_node(dry_run, node),
+        fits=_fits(dry_run, pod),
         priority=level,
-        budgets=picture.budgets.allowances(),
-        limit=candidate_limit(picture.books.nodes()),
+        budgets=dry_run.budgets.allowances(),
+        limit=candidate_limit(dry_run.books.nodes()),
     )
     if plan is None:
         return None
-    return Room(plan.node, _named(picture, [victim.uid for victim in plan.victims]), plan.violations)
+    return NodeVictims(plan.node, _named(dry_run, [victim.uid for victim in plan.victims]), plan.violations)
 
 
-def least_clearing(picture: Picture, pod: Pod, candidates: BoolArray) -> Room | None:
+def fewest_victims(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVictims | None:
     """The fewest pods whose leaving makes room, whatever their priority: of one node those that hold the most.
 
     As many nodes are looked at as the scheduler looks at for victims, those with the most free first.
     """
-    fits, ledger = _fits(picture, pod), picture.engine.ledger
-    limit = candidate_limit(picture.books.nodes())
+    fits, ledger = _fits(dry_run, pod), dry_run.engine.ledger
+    limit = candidate_limit(dry_run.books.nodes())
     best: list[str] | None = None
     where = ""
-    for name in _names(picture, candidates)[:limit]:
+    for name in _names(dry_run, candidates)[:limit]:
         node = ledger.node(name)
         if node is None:
             continue
         # The smallest are let off first, so that few large ones are left.
-        pods = sorted(node.pods, key=lambda uid: _size(picture, uid))
+        pods = sorted(node.pods, key=lambda uid: _size(dry_run, uid))
         away = set(pods)
         if not away or not fits(name, frozenset(away)):
             continue
@@ -102,52 +101,52 @@ def least_clearing(picture: Picture, pod: Pod, candidates: BoolArray) -> Room | 
                 away.remove(uid)
         if best is None or len(away) < len(best):
             best, where = [uid for uid in pods if uid in away], name
-    return None if best is None else Room(where, _named(picture, best))
+    return None if best is None else NodeVictims(where, _named(dry_run, best))
 
 
-def _fits(picture: Picture, pod: Pod) -> Fits:
-    cards_fit = picture.engine.fits_without(picture.check(pod))
+def _fits(dry_run: DryRun, pod: Pod) -> Fits:
+    cards_fit = dry_run.engine.fits_without(dry_run.check(pod))
 
     def fits(node: str, gone: frozenset[str]) -> bool:
-        row = picture.books.row(node)
-        return row is not None and cards_fit(node, gone) and picture.feasibility.fits_without(pod, row, gone)
+        row = dry_run.books.row(node)
+        return row is not None and cards_fit(node, gone) and dry_run.feasibility.fits_without(pod, row, gone)
 
     return fits
 
 
-def _names(picture: Picture, candidates: BoolArray) -> list[str]:
-    columns = picture.engine.ledger.columns
+def _names(dry_run: DryRun, candidates: BoolArray) -> list[str]:
+    columns = dry_run.engine.ledger.columns
     rows = np.flatnonzero(candidates[: columns.rows])
     free = columns.memory_free[rows].max(axis=1) if len(rows) else rows
     order = rows[np.argsort(-free, kind="stable")]
-    return [picture.engine.ledger.node_at(int(row)).name for row in order]
+    return [dry_run.engine.ledger.node_at(int(row)).name for row in order]
 
 
-def _on_node(picture: Picture, name: str) -> list[OnNode]:
-    node = picture.engine.ledger.node(name)
+def _on_node(dry_run: DryRun, name: str) -> list[OnNode]:
+    node = dry_run.engine.ledger.node(name)
     return [
         OnNode(
             uid=uid,
             priority=pod.spec.priority or 0,
             started=pod.status.start_time,
-            disruption_budgets=picture.budgets.of(pod),
+            disruption_budgets=dry_run.budgets.of(pod),
             giving_way=pod.metadata.deletion_timestamp is not None,
         )
         for uid in (() if node is None else node.pods)
-        if (pod := picture.books.pod(uid)) is not None
+        if (pod := dry_run.books.pod(uid)) is not None
     ]
 
 
-def _size(picture: Picture, uid: str) -> tuple[int, int, int, str]:
+def _size(dry_run: DryRun, uid: str) -> tuple[int, int, int, str]:
     """How much a pod holds: cards taken whole, memory of cards, CPU."""
-    booking = picture.engine.ledger.booking(uid)
+    booking = dry_run.engine.ledger.booking(uid)
     assert booking is not None
     shares = booking.allocation.held().values()
     return sum(s.exclusive for s in shares), sum(s.memory_mib for s in shares), booking.cpu_milli, uid
 
 
-def _named(picture: Picture, uids: list[str]) -> tuple[str, ...]:
-    pods = (picture.books.pod(uid) for uid in uids)
+def _named(dry_run: DryRun, uids: list[str]) -> tuple[str, ...]:
+    pods = (dry_run.books.pod(uid) for uid in uids)
     return tuple(sorted(full_name(pod) for pod in pods if pod is not None))
 
 
@@ -155,26 +154,26 @@ def _named(picture: Picture, uids: list[str]) -> tuple[str, ...]:
 _TRIES: Final = 8
 
 
-def would_fit_mib(picture: Picture, pod: Pod) -> int | None:
+def would_fit_mib(dry_run: DryRun, pod: Pod) -> int | None:
     """MiB per card; None when no smaller share of memory helps, or when several containers ask for cards."""
-    request = picture.check(pod)
-    unit = picture.books.unit
+    request = dry_run.check(pod)
+    unit = dry_run.books.unit
     containers = [one for one in pod.spec.containers if gpushare.RESOURCE_MEMORY in one.resources.limits]
     if len(request.containers) != 1 or len(containers) != 1 or request.containers[0].share.exclusive:
         return None
     asked = request.containers[0]
-    rooms = {unit.floor(_room(node, picture, pod, asked)) for node in picture.engine.ledger.nodes()}
+    rooms = {unit.floor(_room(node, dry_run, pod, asked)) for node in dry_run.engine.ledger.nodes()}
     fewer = sorted((room for room in rooms if 0 < room < unit.ceil(asked.share.memory_mib)), reverse=True)
     for room in fewer[:_TRIES]:
-        if _can_place(picture, _asking(pod, containers[0], room * asked.gpus)):
+        if _can_place(dry_run, _asking(pod, containers[0], room * asked.gpus)):
             return unit.to_mib(room)
     return None
 
 
-def _room(node: NodeLedger, picture: Picture, pod: Pod, asked: ContainerRequest) -> int:
+def _room(node: NodeLedger, dry_run: DryRun, pod: Pod, asked: ContainerRequest) -> int:
     """What the last of the cards has free, were the best of the node taken."""
     least = Share(1, asked.share.compute, asked.share.clients)
-    selector = picture.check(pod).selector
+    selector = dry_run.check(pod).selector
     free = sorted(
         (
             card.inventory.memory_mib - card.memory_mib
@@ -200,10 +199,10 @@ def _asking(pod: Pod, container: Container, units: int) -> Pod:
     )
 
 
-def _can_place(picture: Picture, pod: Pod) -> bool:
+def _can_place(dry_run: DryRun, pod: Pod) -> bool:
     try:
-        placed = picture.place(pod).allocation is not None
+        placed = dry_run.place(pod) is not None
     except RequestError:
         return False
-    picture.books.take_out(pod.metadata.uid)
+    dry_run.books.take_out(pod.metadata.uid)
     return placed

@@ -1,12 +1,12 @@
-"""Would it fit? Workloads placed in a picture one pod after another, as the scheduler would, until one does not fit."""
+"""Would it fit? Workloads placed in a dry run one pod after another, as the scheduler would, until one does not fit."""
 
 from __future__ import annotations
 
-from shoal.analysis.dry_run import Picture, full_name, waits
+from shoal.analysis.dry_run import DryRun, full_name, waits
 from shoal.analysis.nodes import Answer
-from shoal.analysis.unschedulable import Unplaced, unplaced
+from shoal.analysis.unschedulable import Unschedulable, unschedulable
 from shoal.analysis.words import asked, share_words
-from shoal.analysis.workloads import Workload
+from shoal.analysis.workloads import ManifestWorkload
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import key_of
 from shoal.model.allocation import Allocation
@@ -15,7 +15,7 @@ from shoal.model.errors import CodecError, RequestError
 from shoal.placement.errors import PolicyError
 
 
-class Card(Answer, frozen=True):
+class PlacedCard(Answer, frozen=True):
     """A card that a container would get."""
 
     container: str
@@ -25,12 +25,12 @@ class Card(Answer, frozen=True):
     share: str
 
 
-class Placed(Answer, frozen=True):
+class PlacedPod(Answer, frozen=True):
     """A pod, its node and its cards."""
 
     pod: str
     node: str
-    cards: tuple[Card, ...] = ()
+    cards: tuple[PlacedCard, ...] = ()
     policy: str = ""
 
     @property
@@ -39,7 +39,7 @@ class Placed(Answer, frozen=True):
         return tuple(sorted({card.index for card in self.cards}))
 
 
-class Tried(Answer, frozen=True, omit_defaults=False):
+class WorkloadFit(Answer, frozen=True, omit_defaults=False):
     """A workload: which of its pods fit, and why the first that does not, does not."""
 
     kind: str
@@ -47,57 +47,59 @@ class Tried(Answer, frozen=True, omit_defaults=False):
     pods: int
     asks: str
     fits: int
-    placed: tuple[Placed, ...] = ()
+    placed: tuple[PlacedPod, ...] = ()
     #: Why not all of them are placed, when that is not for lack of room.
     refused: str = ""
-    unplaced: Unplaced | None = None
+    unplaced: Unschedulable | None = None
 
 
-def try_out(picture: Picture, workload: Workload, *, details: int) -> Tried:
-    """Place the pods of a workload in the picture. A bad request is told in `refused`, in the scheduler's words."""
-    known = {key_of(claim) for claim in picture.facts.claims}
+def try_workload(dry_run: DryRun, workload: ManifestWorkload, *, details: int) -> WorkloadFit:
+    """Place the pods of a workload in the dry run. A bad request is told in `refused`, in the scheduler's words."""
+    known = {key_of(claim) for claim in dry_run.snapshot.claims}
     for claim in workload.claims:
         if key_of(claim) not in known:
-            picture.books.cluster.set_claim(claim)
-    placed: list[Placed] = []
+            dry_run.books.cluster.set_claim(claim)
+    placed: list[PlacedPod] = []
     refused, lacking, asks = "", None, ""
     try:
         for pod in workload.pods:
-            asks = asked(picture.check(pod))
+            asks = asked(dry_run.check(pod))
             group = decode_group(pod.metadata.labels, pod.metadata.annotations)
-            allocation = picture.place(pod).allocation
+            allocation = dry_run.place(pod)
             if allocation is None:
-                lacking = unplaced(picture, pod, details=details)
+                lacking = unschedulable(dry_run, pod, details=details)
                 break
-            picture.promise_volumes(pod, allocation.node)
-            placed.append(placed_as(picture, pod, allocation))
+            dry_run.promise_volumes(pod, allocation.node)
+            placed.append(placed_as(dry_run, pod, allocation))
         if workload.pods:
-            refused = _group_lacks(picture, workload, group, len(placed))
+            refused = _group_lacks(dry_run, workload, group, len(placed))
     except (RequestError, PolicyError, CodecError) as error:
         refused = str(error)
     if refused:
-        _undo(picture, workload)
+        _undo(dry_run, workload)
         placed = []
-    return Tried(workload.kind, workload.name, len(workload.pods), asks, len(placed), tuple(placed), refused, lacking)
+    return WorkloadFit(
+        workload.kind, workload.name, len(workload.pods), asks, len(placed), tuple(placed), refused, lacking
+    )
 
 
-def placed_as(picture: Picture, pod: Pod, allocation: Allocation) -> Placed:
+def placed_as(dry_run: DryRun, pod: Pod, allocation: Allocation) -> PlacedPod:
     """A decision as it is told."""
-    node = picture.engine.ledger.node(allocation.node)
+    node = dry_run.engine.ledger.node(allocation.node)
     models = {} if node is None else {card.inventory.uuid: card.inventory.model for card in node.slots}
     cards = tuple(
-        Card(container.name, card.index, card.uuid, models.get(card.uuid, ""), share_words(card.share))
+        PlacedCard(container.name, card.index, card.uuid, models.get(card.uuid, ""), share_words(card.share))
         for container in allocation.containers
         for card in container.cards
     )
-    return Placed(full_name(pod), allocation.node, cards, allocation.policy)
+    return PlacedPod(full_name(pod), allocation.node, cards, allocation.policy)
 
 
-def _group_lacks(picture: Picture, workload: Workload, group: PodGroup | None, placed: int) -> str:
+def _group_lacks(dry_run: DryRun, workload: ManifestWorkload, group: PodGroup | None, placed: int) -> str:
     """Why a group that must be placed together is not placed; empty when it is, or when there is none."""
     if group is None:
         return ""
-    others = [pod for pod in picture.facts.pods if _is_of(pod, workload.pods[0].metadata.namespace, group)]
+    others = [pod for pod in dry_run.snapshot.pods if _is_of(pod, workload.pods[0].metadata.namespace, group)]
     bound = sum(bool(pod.spec.node_name) for pod in others)
     there = len(workload.pods) + bound + sum(waits(pod) for pod in others)
     if there < group.minimum:
@@ -115,6 +117,6 @@ def _is_of(pod: Pod, namespace: str, group: PodGroup) -> bool:
     return own is not None and (pod.metadata.namespace, own.name) == (namespace, group.name)
 
 
-def _undo(picture: Picture, workload: Workload) -> None:
+def _undo(dry_run: DryRun, workload: ManifestWorkload) -> None:
     for pod in workload.pods:
-        picture.books.cancel(pod.metadata.uid, quietly=True)
+        dry_run.books.cancel(pod.metadata.uid, quietly=True)

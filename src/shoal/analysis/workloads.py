@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from shoal.analysis.snapshot import Facts, PriorityClass
+from shoal.analysis.errors import WorkloadError
+from shoal.analysis.snapshot import ClusterSnapshot, PriorityClass
 from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.pod import ClaimVolume, Pod, PodSpec, Volume
 from shoal.kube.objects.storage import PersistentVolumeClaim
@@ -27,12 +28,8 @@ _KINDS: Final = ("Pod", "Deployment", "ReplicaSet", "StatefulSet", "Job", "CronJ
 _HASH: Final = "pod-template-hash"
 
 
-class ManifestError(Exception):
-    """A file that holds no pods; the message says what to do."""
-
-
 @dataclass(frozen=True, slots=True)
-class Workload:
+class ManifestWorkload:
     """The pods of one manifest, and the claims that come with them."""
 
     kind: str
@@ -41,19 +38,21 @@ class Workload:
     claims: tuple[PersistentVolumeClaim, ...] = field(default=())
 
 
-def workloads(text: bytes, *, namespace: str, facts: Facts, count: int | None = None) -> list[Workload]:
-    """The workloads of a file, each with as many pods as it asks for, or `count`. Raises ManifestError."""
+def workloads(
+    text: bytes, *, namespace: str, snapshot: ClusterSnapshot, count: int | None = None
+) -> list[ManifestWorkload]:
+    """The workloads of a file, each with as many pods as it asks for, or `count`. Raises WorkloadError."""
     from shoal.analysis.documents import documents
 
     if len(text) > MAX_BYTES:
-        raise ManifestError(f"the file has more than {MAX_BYTES} bytes: give one with the pods in question only")
+        raise WorkloadError(f"the file has more than {MAX_BYTES} bytes: give one with the pods in question only")
     try:
         given = documents(text)
     except ValueError as error:  # also a date or a number that there is not
-        raise ManifestError(f"the file is no YAML: {error}") from error
-    found = [_workload(one, namespace, facts, count) for one in _objects(given) if one.get("kind") in _KINDS]
+        raise WorkloadError(f"the file is no YAML: {error}") from error
+    found = [_workload(one, namespace, snapshot, count) for one in _objects(given) if one.get("kind") in _KINDS]
     if not found:
-        raise ManifestError(f"the file holds no pods: give a {', '.join(_KINDS[:-1])} or {_KINDS[-1]}")
+        raise WorkloadError(f"the file holds no pods: give a {', '.join(_KINDS[:-1])} or {_KINDS[-1]}")
     return found
 
 
@@ -62,7 +61,7 @@ def _objects(documents: list[Any]) -> Iterator[Mapping[str, Any]]:
         if document is None:
             continue
         if not isinstance(document, dict):
-            raise ManifestError(f"the file holds a {type(document).__name__}: write Kubernetes objects")
+            raise WorkloadError(f"the file holds a {type(document).__name__}: write Kubernetes objects")
         if document.get("kind") == "List":
             items = document.get("items")
             yield from _objects(items if isinstance(items, list) else [])
@@ -70,7 +69,9 @@ def _objects(documents: list[Any]) -> Iterator[Mapping[str, Any]]:
             yield document
 
 
-def _workload(manifest: Mapping[str, Any], namespace: str, facts: Facts, count: int | None) -> Workload:
+def _workload(
+    manifest: Mapping[str, Any], namespace: str, snapshot: ClusterSnapshot, count: int | None
+) -> ManifestWorkload:
     kind = str(manifest["kind"])
     meta, spec = _part(manifest, "metadata"), _part(manifest, "spec")
     if kind == "CronJob":
@@ -79,8 +80,8 @@ def _workload(manifest: Mapping[str, Any], namespace: str, facts: Facts, count: 
     template = manifest if kind == "Pod" else _part(spec, "template")
     pods = _replicas(kind, spec) if count is None else count
     if pods > MAX_PODS:
-        raise ManifestError(f"{kind} {shown(name)} asks for {pods} pods, at most {MAX_PODS} are tried: give a --count")
-    pod = _pod(template, kind, name, facts)
+        raise WorkloadError(f"{kind} {shown(name)} asks for {pods} pods, at most {MAX_PODS} are tried: give a --count")
+    pod = _pod(template, kind, name, snapshot)
     where = str(meta.get("namespace") or namespace)
     templates = _claim_templates(kind, spec)
     mounted = tuple(claim.metadata.name for claim in templates)
@@ -90,13 +91,13 @@ def _workload(manifest: Mapping[str, Any], namespace: str, facts: Facts, count: 
         alone = msgspec.structs.replace(made[0].metadata, name=name)
         made = (msgspec.structs.replace(made[0], metadata=alone),)
     claims = tuple(_claim_for(template, one) for template in templates for one in made)
-    return Workload(kind, name, made, claims)
+    return ManifestWorkload(kind, name, made, claims)
 
 
 def _part(manifest: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     part = manifest.get(key) or {}
     if not isinstance(part, dict):
-        raise ManifestError(f"{key} holds a {type(part).__name__}: write it as kubectl explain tells")
+        raise WorkloadError(f"{key} holds a {type(part).__name__}: write it as kubectl explain tells")
     return part
 
 
@@ -104,7 +105,7 @@ def _replicas(kind: str, spec: Mapping[str, Any]) -> int:
     def number(key: str, default: int) -> int:
         value = spec.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise ManifestError(f"{key} holds {shown(value)}: write a number of pods")
+            raise WorkloadError(f"{key} holds {shown(value)}: write a number of pods")
         return default if value is None else value
 
     if kind == "Pod":
@@ -115,15 +116,15 @@ def _replicas(kind: str, spec: Mapping[str, Any]) -> int:
     return number("replicas", 1)
 
 
-def _pod(template: Mapping[str, Any], kind: str, name: str, facts: Facts) -> Pod:
+def _pod(template: Mapping[str, Any], kind: str, name: str, snapshot: ClusterSnapshot) -> Pod:
     kept = {"metadata": _told(_part(template, "metadata")), "spec": template.get("spec") or {}}
     try:
         pod = msgspec.convert(kept, Pod)
     except msgspec.ValidationError as error:
-        raise ManifestError(f"{kind} {shown(name)} holds no pod: {error}") from error
+        raise WorkloadError(f"{kind} {shown(name)} holds no pod: {error}") from error
     if not pod.spec.containers:
-        raise ManifestError(f"{kind} {shown(name)} has a pod without containers: add spec.containers")
-    return msgspec.structs.replace(pod, spec=_defaulted(pod.spec, facts))
+        raise WorkloadError(f"{kind} {shown(name)} has a pod without containers: add spec.containers")
+    return msgspec.structs.replace(pod, spec=_defaulted(pod.spec, snapshot))
 
 
 def _told(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,9 +132,9 @@ def _told(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {key: meta[key] for key in ("labels", "annotations") if meta.get(key)}
 
 
-def _defaulted(spec: PodSpec, facts: Facts) -> PodSpec:
-    named = {one.metadata.name: one for one in facts.priority_classes}
-    default = next((one for one in facts.priority_classes if one.global_default), PriorityClass())
+def _defaulted(spec: PodSpec, snapshot: ClusterSnapshot) -> PodSpec:
+    named = {one.metadata.name: one for one in snapshot.priority_classes}
+    default = next((one for one in snapshot.priority_classes if one.global_default), PriorityClass())
     importance = named.get(spec.priority_class_name, default)
     return msgspec.structs.replace(
         spec,
@@ -165,7 +166,7 @@ def _claim_templates(kind: str, spec: Mapping[str, Any]) -> tuple[PersistentVolu
     try:
         return msgspec.convert(spec.get("volumeClaimTemplates") or [], tuple[PersistentVolumeClaim, ...])
     except msgspec.ValidationError as error:
-        raise ManifestError(f"volumeClaimTemplates cannot be read: {error}") from error
+        raise WorkloadError(f"volumeClaimTemplates cannot be read: {error}") from error
 
 
 def _claim_for(template: PersistentVolumeClaim, pod: Pod) -> PersistentVolumeClaim:

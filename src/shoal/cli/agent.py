@@ -86,17 +86,17 @@ def agent(
       shoal agent --node-name gpu-1 --cleanup            before the node is given to another stack
     """
     from shoal.agent import app
-    from shoal.agent.config import Config
+    from shoal.agent.config import AgentConfig
     from shoal.agent.errors import AgentError
-    from shoal.agent.node.paths import HostPaths
     from shoal.gpu.nvml import open_nvml
     from shoal.kube.access.load import load_access
     from shoal.kube.errors import KubeError
+    from shoal.kubelet.host_paths import HostPaths
 
     settings.log_at(log_level)
 
-    def load() -> Config:
-        return settings.load(Config, path, flags, command="agent")
+    def load() -> AgentConfig:
+        return settings.load(AgentConfig, path, flags, command="agent")
 
     places = {
         "device_plugins": device_plugins,
@@ -115,11 +115,11 @@ def agent(
         if cleanup:
             asyncio.run(app.cleanup(config, access, paths, open_nvml, environment=os.environ))
             return
-    except (settings.SettingsError, AgentError, KubeError) as error:
+    except (settings.ServiceSettingsError, AgentError, KubeError) as error:
         raise click.ClickException(str(error)) from error
 
     async def until_told() -> None:
-        reloads: asyncio.Queue[Config] = asyncio.Queue()
+        reloads: asyncio.Queue[AgentConfig] = asyncio.Queue()
 
         latest = config
 
@@ -127,7 +127,7 @@ def agent(
             nonlocal latest
             try:
                 fresh = load()
-            except settings.SettingsError as error:
+            except settings.ServiceSettingsError as error:
                 logging.getLogger(__name__).error("the settings stay as they are: %s", error)
                 return
             if forced or fresh != latest:

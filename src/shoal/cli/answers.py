@@ -10,8 +10,8 @@ import click
 import msgspec
 
 from shoal.analysis.nodes import NodeAnswer
-from shoal.analysis.policy_diff import Comparison, Spot
-from shoal.analysis.unschedulable import Unplaced
+from shoal.analysis.policy_diff import PlacementComparison, PodPlace
+from shoal.analysis.unschedulable import Unschedulable
 from shoal.analysis.words import cards, counted, listed
 from shoal.cli.output import aligned, emit, styled
 
@@ -50,7 +50,7 @@ def refusals(nodes: Sequence[NodeAnswer], *, most: int) -> None:
         say(f"and {counted(len(rest), 'more node')}: {'; '.join(common)}. --all tells every one.")
 
 
-def help_for(lacking: Unplaced) -> None:
+def help_for(lacking: Unschedulable) -> None:
     """The smallest changes that would let the pod in."""
     lines = []
     if lacking.preempts is not None:
@@ -93,7 +93,9 @@ def choices(nodes: Sequence[NodeAnswer], *, here: str, best: str, most: int) -> 
 _PODS = 20
 
 
-def show_comparison(comparison: Comparison, form: str | None, *, missing: Sequence[str], everything: bool) -> None:
+def show_comparison(
+    comparison: PlacementComparison, form: str | None, *, missing: Sequence[str], everything: bool
+) -> None:
     """Print the comparison."""
     if form:
         emit(msgspec.to_builtins(comparison), form)
@@ -102,7 +104,7 @@ def show_comparison(comparison: Comparison, form: str | None, *, missing: Sequen
     say_missing(missing)
 
 
-def _tell(comparison: Comparison, *, everything: bool) -> None:
+def _tell(comparison: PlacementComparison, *, everything: bool) -> None:
     before, after = comparison.measure_before, comparison.measure_after
     pods = before.placed + before.waiting
     say(f"{counted(pods, 'pod')} with cards, placed anew one after another in the order of their creation.\n")
@@ -118,14 +120,14 @@ def _tell(comparison: Comparison, *, everything: bool) -> None:
     _moved(comparison, everything=everything)
 
 
-def _moved(comparison: Comparison, *, everything: bool) -> None:
+def _moved(comparison: PlacementComparison, *, everything: bool) -> None:
     of = f" of namespace {comparison.namespace}" if comparison.namespace else ""
     if not comparison.moved:
         say(f"\nEvery pod{of} has the same place." if comparison.same else f"\nNo pod{of} has cards.", "green")
         return
     told = comparison.moved if everything else comparison.moved[:_PODS]
     rows = [["POD", comparison.before.upper(), comparison.after.upper()]]
-    rows += [[one.pod, _spot(one.before), _spot(one.after)] for one in told]
+    rows += [[one.pod, _place(one.before), _place(one.after)] for one in told]
     click.echo("\n" + aligned(rows), nl=False)
     more = len(comparison.moved) - len(told)
     if more:
@@ -133,5 +135,5 @@ def _moved(comparison: Comparison, *, everything: bool) -> None:
     say(f"{counted(comparison.same, 'pod')}{of} {'has' if comparison.same == 1 else 'have'} the same place.")
 
 
-def _spot(spot: Spot | None) -> str:
-    return "waits" if spot is None else f"{spot.node} {cards(spot.cards)}".rstrip()
+def _place(place: PodPlace | None) -> str:
+    return "waits" if place is None else f"{place.node} {cards(place.cards)}".rstrip()

@@ -19,8 +19,8 @@ from shoal.cli.output import saying
 from shoal.model.contract.gpushare import MemoryUnit
 
 if TYPE_CHECKING:
-    from shoal.analysis.inspect.read import Live
-    from shoal.analysis.snapshot import Facts
+    from shoal.analysis.inspect.read import ClusterWatch
+    from shoal.analysis.snapshot import ClusterSnapshot
     from shoal.kube.access.credentials import Access
     from shoal.kube.client import Client
 
@@ -30,7 +30,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ClusterConnection:
     """A cluster as kubectl's options name it."""
 
     kubeconfig: Path | None = None
@@ -56,7 +56,7 @@ def connected(command: Command) -> Command:
     @click.option("--context", default="", metavar="NAME", help="The context of the kubeconfig to use.")
     @functools.wraps(command)
     def with_connection(*args: Any, kubeconfig: Path | None, context: str, **given: Any) -> Any:
-        return command(*args, connection=Connection(kubeconfig, context), **given)
+        return command(*args, connection=ClusterConnection(kubeconfig, context), **given)
 
     return with_connection  # type: ignore[return-value]
 
@@ -80,7 +80,9 @@ def across_namespaces(command: Command) -> Command:
     return with_namespace  # type: ignore[return-value]
 
 
-def ask(connection: Connection, question: Callable[[Client, str], Awaitable[T]], *, reading: str = "the cluster") -> T:
+def ask(
+    connection: ClusterConnection, question: Callable[[Client, str], Awaitable[T]], *, reading: str = "the cluster"
+) -> T:
     """Put a question to the cluster. It gets the client and the namespace that the context names.
 
     A cluster that cannot be reached or refuses ends the command with a message and exit code 1.
@@ -101,7 +103,7 @@ def ask(connection: Connection, question: Callable[[Client, str], Awaitable[T]],
     return answers[0]
 
 
-async def _ask(connection: Connection, question: Callable[[Client, str], Awaitable[T]]) -> T:
+async def _ask(connection: ClusterConnection, question: Callable[[Client, str], Awaitable[T]]) -> T:
     from shoal.kube.client import Client
 
     access = connection.access()
@@ -124,40 +126,41 @@ _DEFAULT_NAMESPACE = "default"
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """Facts, and the namespace that counts when none is named."""
+class NamespacedSnapshot:
+    """ClusterSnapshot, and the namespace that counts when none is named."""
 
-    facts: Facts
+    snapshot: ClusterSnapshot
     namespace: str
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SnapshotSource:
     """A cluster, or a snapshot of one."""
 
-    connection: Connection
+    connection: ClusterConnection
     snapshot: Path | None = None
     unit: MemoryUnit | None = None
 
-    def read(self) -> Read:
-        """The facts. What cannot be read ends the command with a message."""
+    def read(self) -> NamespacedSnapshot:
+        """The snapshot. What cannot be read ends the command with a message."""
         if self.snapshot is not None:
-            return Read(load_snapshot(self.snapshot), _DEFAULT_NAMESPACE)
+            return NamespacedSnapshot(load_snapshot(self.snapshot), _DEFAULT_NAMESPACE)
         return ask(self.connection, self.of_cluster)
 
-    async def of_cluster(self, client: Client, namespace: str) -> Read:
-        """The facts of a live cluster, for a command that asks it more."""
-        from shoal.analysis.snapshot import read_facts
+    async def of_cluster(self, client: Client, namespace: str) -> NamespacedSnapshot:
+        """The snapshot of a live cluster, for a command that asks it more."""
+        from shoal.analysis.snapshot import read_snapshot
 
-        return Read(await read_facts(client, unit=self.unit), namespace)
+        return NamespacedSnapshot(await read_snapshot(client, unit=self.unit), namespace)
 
 
-def load_snapshot(path: Path) -> Facts:
-    """The facts of a snapshot; one that cannot be read ends the command with a message."""
-    from shoal.analysis.snapshot_file import SnapshotError, load
+def load_snapshot(path: Path) -> ClusterSnapshot:
+    """The snapshot of a file; one that cannot be read ends the command with a message."""
+    from shoal.analysis.errors import SnapshotError
+    from shoal.analysis.snapshot_file import load
 
     try:
-        return load(path).facts
+        return load(path).snapshot
     except SnapshotError as error:
         raise click.ClickException(str(error)) from error
 
@@ -179,17 +182,17 @@ def sourced(command: Command) -> Command:
     )
     @functools.wraps(command)
     def with_source(
-        *args: Any, connection: Connection, snapshot: Path | None, memory_unit: str | None, **given: Any
+        *args: Any, connection: ClusterConnection, snapshot: Path | None, memory_unit: str | None, **given: Any
     ) -> Any:
         if snapshot is not None and memory_unit is not None:
             raise click.UsageError("a snapshot knows its memory unit: leave out --memory-unit")
         unit = None if memory_unit is None else MemoryUnit(memory_unit)
-        return command(*args, source=Source(connection, snapshot, unit), **given)
+        return command(*args, source=SnapshotSource(connection, snapshot, unit), **given)
 
     return with_source  # type: ignore[return-value]
 
 
-def watching(connection: Connection, work: Callable[[Client], Awaitable[T]]) -> T:
+def watching(connection: ClusterConnection, work: Callable[[Client], Awaitable[T]]) -> T:
     """Run what watches the cluster. Raises KubeError when it cannot be reached."""
     from shoal.kube.client import Client
 
@@ -203,11 +206,13 @@ def watching(connection: Connection, work: Callable[[Client], Awaitable[T]]) -> 
 
 
 @contextlib.asynccontextmanager
-async def watched(client: Client, *, names: Sequence[str] = (), unit: MemoryUnit | None = None) -> AsyncIterator[Live]:
+async def watched(
+    client: Client, *, names: Sequence[str] = (), unit: MemoryUnit | None = None
+) -> AsyncIterator[ClusterWatch]:
     """What is allocated on these nodes, kept up to date; says so while it takes long to be read for the first time."""
-    from shoal.analysis.inspect.read import Live
+    from shoal.analysis.inspect.read import ClusterWatch
 
     async with contextlib.AsyncExitStack() as stack:
         with saying("reading nodes and pods …"):
-            live = await stack.enter_async_context(Live(client, names=names, unit=unit))
+            live = await stack.enter_async_context(ClusterWatch(client, names=names, unit=unit))
         yield live

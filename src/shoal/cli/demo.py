@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 if TYPE_CHECKING:
-    from shoal.cli.embedded import Cluster
+    from shoal.cli.embedded import EmbeddedCluster
     from shoal.kube.client import Client
     from shoal.kube.objects.pod import Pod
     from shoal.kube.resources import RawObject, Resource
@@ -99,13 +99,16 @@ def _expected(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 async def _play(folder: Path, policy: str, directory: Path) -> list[str]:
-    from shoal.cli.embedded import Cluster, Plan
+    from shoal.cli.embedded import EmbeddedPlan
     from shoal.embedded.nodes.cluster import few
 
     expected = _expected(folder)
     started = time.monotonic()
     _progress("starting a cluster")
-    async with Cluster(Plan(few(NODES, GPUS), policy=policy), directory) as cluster, cluster.client() as client:
+    async with (
+        EmbeddedCluster(EmbeddedPlan(few(NODES, GPUS), policy=policy), directory) as cluster,
+        cluster.client() as client,
+    ):
         await cluster.ready()
         _progress("")
         click.echo(
@@ -240,7 +243,7 @@ def _problems(prefix: str, outcome: dict[str, Any], pods: list[Pod]) -> list[str
     return wrong
 
 
-async def _table(client: Client, cluster: Cluster) -> str:
+async def _table(client: Client, cluster: EmbeddedCluster) -> str:
     """The table of `kubectl inspect gpushare`."""
     from shoal.analysis.inspect.read import read_uses
     from shoal.cli.inspect.tables import summary

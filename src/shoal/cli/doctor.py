@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from shoal.cli.connection import Connection, ask, connected
+from shoal.cli.connection import ClusterConnection, ask, connected
 from shoal.cli.output import emit, output, styled
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _WIDEST_CHECK: Final = 11
 @connected
 @click.option("--here", is_flag=True, help="Look at this machine instead: driver, kubelet, CDI. For nodes, as root.")
 @output()
-def doctor(connection: Connection, here: bool, form: str | None) -> None:
+def doctor(connection: ClusterConnection, here: bool, form: str | None) -> None:
     """Find what is wrong with an installation, and how to put it right. Reads only; exits with 1 if a check failed.
 
     \b
@@ -49,19 +49,19 @@ def doctor(connection: Connection, here: bool, form: str | None) -> None:
         sys.exit(1)
 
 
-def _cluster(connection: Connection) -> Iterator[Finding]:
+def _cluster(connection: ClusterConnection) -> Iterator[Finding]:
     from shoal.analysis.doctor.examine import examine
-    from shoal.analysis.doctor.facts import read
+    from shoal.analysis.doctor.installation import read_installation
 
-    return examine(ask(connection, lambda client, _: read(client)))
+    return examine(ask(connection, lambda client, _: read_installation(client)))
 
 
 def _here() -> Iterator[Finding]:
-    from shoal.agent.node.paths import HostPaths
-    from shoal.analysis.doctor.machine import look
+    from shoal.analysis.doctor.machine import examine_machine
     from shoal.gpu.nvml import open_nvml
+    from shoal.kubelet.host_paths import HostPaths
 
-    return look(HostPaths(), open_nvml)
+    return examine_machine(HostPaths(), open_nvml)
 
 
 def _tell(findings: list[Finding]) -> None:

@@ -16,9 +16,7 @@ from types import TracebackType
 from typing import Final
 
 from shoal.agent import app as agent
-from shoal.agent.config import FAMILIES
-from shoal.agent.config import Config as AgentConfig
-from shoal.agent.node.paths import HostPaths
+from shoal.agent.config import FAMILIES, AgentConfig
 from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.controllers.loop import Controllers
 from shoal.embedded.kinds import NODES
@@ -29,6 +27,7 @@ from shoal.embedded.store import Object
 from shoal.kube.access.credentials import Access
 from shoal.kube.access.load import load_access
 from shoal.kube.client import Client
+from shoal.kubelet.host_paths import HostPaths
 from shoal.model.contract import keti, kubernetes, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.scheduler import app as scheduler
@@ -49,7 +48,7 @@ _TLS_BUFFER: Final = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EmbeddedPlan:
     """What the cluster shall be."""
 
     nodes: Sequence[NodeSpec]
@@ -59,10 +58,10 @@ class Plan:
     port: int = 0
 
 
-class Cluster:
+class EmbeddedCluster:
     """A running cluster. Use it in `async with`, which ends it; whoever waits for it hears when a part of it breaks."""
 
-    def __init__(self, plan: Plan, directory: Path) -> None:
+    def __init__(self, plan: EmbeddedPlan, directory: Path) -> None:
         self.plan = plan
         self._directory = directory
         self.api = EmbeddedApi(directory / "api", plan.port, admission=plan.unit)
@@ -81,7 +80,7 @@ class Cluster:
         """A client of it."""
         return Client(load_access(environ=os.environ, home=Path.home(), kubeconfig=self.kubeconfig))
 
-    async def __aenter__(self) -> Cluster:
+    async def __aenter__(self) -> EmbeddedCluster:
         gc.set_threshold(*_GC_THRESHOLD)
         SSLProtocol.max_size = _TLS_BUFFER
         await self.api.__aenter__()

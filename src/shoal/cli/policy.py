@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.connection import Source, across_namespaces, sourced
+from shoal.cli.connection import SnapshotSource, across_namespaces, sourced
 from shoal.cli.output import aligned, emit, output, saying
 
 if TYPE_CHECKING:
-    from shoal.analysis.dry_run import InForce
-    from shoal.analysis.snapshot import Facts
+    from shoal.analysis.dry_run import PolicyInForce
+    from shoal.analysis.snapshot import ClusterSnapshot
 
 
 @click.group(short_help="Show the policy in force, or compare two.")
@@ -28,7 +28,7 @@ def policy() -> None:
 @policy.command(short_help="Show the policy in force and its weights.")
 @sourced
 @output()
-def show(source: Source, form: str | None) -> None:
+def show(source: SnapshotSource, form: str | None) -> None:
     """Show the policy in force, where that is known from, and its weights.
 
     \b
@@ -41,13 +41,13 @@ def show(source: Source, form: str | None) -> None:
     from shoal.analysis.dry_run import in_force
     from shoal.cli.answers import say_missing
 
-    facts = source.read().facts
-    document = _document(in_force(facts), facts)
+    snapshot = source.read().snapshot
+    document = _document(in_force(snapshot), snapshot)
     if form:
         emit(document, form)
     else:
         _tell(document)
-    say_missing(facts.missing)
+    say_missing(snapshot.missing)
 
 
 @policy.command(short_help="Compare what two policies would do with the pods of the cluster.")
@@ -57,7 +57,7 @@ def show(source: Source, form: str | None) -> None:
 @across_namespaces
 @sourced
 @output()
-def diff(first: str, second: str, everything: bool, namespace: str, source: Source, form: str | None) -> None:
+def diff(first: str, second: str, everything: bool, namespace: str, source: SnapshotSource, form: str | None) -> None:
     """Place the cluster's pods anew under policy A and under policy B, and tell what differs. Nothing is moved.
 
     \b
@@ -77,13 +77,13 @@ def diff(first: str, second: str, everything: bool, namespace: str, source: Sour
             policy_named(name)
     except PolicyError as error:
         raise click.UsageError(str(error)) from None
-    facts = source.read().facts
-    with saying(f"placing the pods of {len(facts.nodes)} nodes anew …"):
-        comparison = compare(replay(facts, first), replay(facts, second), namespace=namespace)
-    show_comparison(comparison, form, missing=facts.missing, everything=everything)
+    snapshot = source.read().snapshot
+    with saying(f"placing the pods of {len(snapshot.nodes)} nodes anew …"):
+        comparison = compare(replay(snapshot, first), replay(snapshot, second), namespace=namespace)
+    show_comparison(comparison, form, missing=snapshot.missing, everything=everything)
 
 
-def _document(found: InForce, facts: Facts) -> dict[str, Any]:
+def _document(found: PolicyInForce, snapshot: ClusterSnapshot) -> dict[str, Any]:
     from shoal.model.contract import keti
 
     chosen = found.policy
@@ -106,17 +106,17 @@ def _document(found: InForce, facts: Facts) -> dict[str, Any]:
         "grain": chosen.grain,
         "keti": {} if found.keti is None else keti.encode_policy(found.keti),
         "problems": list(found.problems),
-        "decisions": dict(_decisions(facts)),
+        "decisions": dict(_decisions(snapshot)),
     }
 
 
-def _decisions(facts: Facts) -> Counter[str]:
+def _decisions(snapshot: ClusterSnapshot) -> Counter[str]:
     """By which policy the pods that are there were placed."""
     from shoal.model.contract import shoal
     from shoal.model.errors import CodecError
 
     counts: Counter[str] = Counter()
-    for pod in facts.pods:
+    for pod in snapshot.pods:
         record = pod.metadata.annotations.get(shoal.ANNOTATION_ALLOCATION)
         if record is None or pod.status.phase in ("Succeeded", "Failed"):
             continue

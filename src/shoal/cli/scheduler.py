@@ -62,7 +62,7 @@ def scheduler(
     try:
         config = settings.load(Config, path, flags, command="scheduler")
         access = load_access(environ=os.environ, home=Path.home(), kubeconfig=kubeconfig, context=context)
-    except (settings.SettingsError, KubeError) as error:
+    except (settings.ServiceSettingsError, KubeError) as error:
         raise click.ClickException(str(error)) from error
     if leader_elect is not None:
         config = msgspec.structs.replace(

@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MAX_FILE: Final = 1 << 20
 
 
-class SettingsError(Exception):
+class ServiceSettingsError(Exception):
     """A setting that cannot be used; the message names it and the fix."""
 
 
@@ -29,13 +29,15 @@ def load(kind: type[S], path: Path | None, flags: Mapping[str, object], *, comma
     """The settings of a file, or the defaults, with what the flags say instead. A flag not given is None or ()."""
     document: object = {} if path is None else _read(path)
     if not isinstance(document, dict):
-        raise SettingsError(f"{path} holds a {type(document).__name__}: write settings as key: value")
+        raise ServiceSettingsError(f"{path} holds a {type(document).__name__}: write settings as key: value")
     given = {_camel(name): value for name, value in flags.items() if value not in (None, ())}
     where = "the settings" if path is None else str(path)
     try:
         return msgspec.convert({**document, **given}, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{where}: {error}: see `shoal {command} --help` for what each setting takes") from error
+        raise ServiceSettingsError(
+            f"{where}: {error}: see `shoal {command} --help` for what each setting takes"
+        ) from error
 
 
 def _read(path: Path) -> object:
@@ -45,13 +47,15 @@ def _read(path: Path) -> object:
         with path.open("rb") as file:
             text = file.read(_MAX_FILE + 1)
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}: give the path of the settings file") from error
+        raise ServiceSettingsError(
+            f"{path} cannot be read: {error.strerror}: give the path of the settings file"
+        ) from error
     if len(text) > _MAX_FILE:
-        raise SettingsError(f"{path} has more than {_MAX_FILE} bytes: is it the settings file?")
+        raise ServiceSettingsError(f"{path} has more than {_MAX_FILE} bytes: is it the settings file?")
     try:
         return yaml.safe_load(text) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is no YAML: {error}") from error
+        raise ServiceSettingsError(f"{path} is no YAML: {error}") from error
 
 
 def _camel(name: str) -> str:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.connection import Connection, Source, connected
+from shoal.cli.connection import ClusterConnection, SnapshotSource, connected
 
 if TYPE_CHECKING:
-    from shoal.analysis.snapshot import Facts
+    from shoal.analysis.snapshot import ClusterSnapshot
 
 
 #: What `-o` calls standard output. A file of such a name is `./json`.
@@ -28,7 +28,7 @@ _PRINTED = ("-", "json")
     help="Where to, - for standard output; compressed if it ends in .gz. Default: shoal-snapshot-<time>.json.gz.",
 )
 @connected
-def snapshot(path: str | None, connection: Connection) -> None:
+def snapshot(path: str | None, connection: ClusterConnection) -> None:
     """Write what decisions depend on into one file: nodes, pods, volumes' claims, budgets, policy.
 
     \b
@@ -41,32 +41,32 @@ def snapshot(path: str | None, connection: Connection) -> None:
     Left out are env, arguments, commands, images, addresses, and annotations that decide nothing. Names, labels and
     affinity are kept: look through the file before you give it to others.
     """
-    from shoal.analysis.snapshot_file import SnapshotError
+    from shoal.analysis.errors import SnapshotError
     from shoal.analysis.words import counted
     from shoal.cli.answers import say_missing
 
     if path == "yaml":
         raise click.UsageError("a snapshot is JSON: write -o json, or -o ./yaml for a file of that name")
     taken = datetime.datetime.now(datetime.UTC)
-    facts = Source(connection).read().facts
+    cluster = SnapshotSource(connection).read().snapshot
     try:
-        target, size = _write(facts, path, taken)
+        target, size = _write(cluster, path, taken)
     except SnapshotError as error:
         raise click.ClickException(str(error)) from error
-    what = f"{counted(len(facts.nodes), 'node')} and {counted(len(facts.pods), 'pod')}"
+    what = f"{counted(len(cluster.nodes), 'node')} and {counted(len(cluster.pods), 'pod')}"
     click.echo(f"{target}: {what}, {size} bytes", err=True)
-    say_missing(facts.missing)
+    say_missing(cluster.missing)
 
 
-def _write(facts: Facts, path: str | None, taken: datetime.datetime) -> tuple[str, int]:
+def _write(cluster: ClusterSnapshot, path: str | None, taken: datetime.datetime) -> tuple[str, int]:
     """Write the snapshot: where it is, and how many bytes it has. Raises SnapshotError."""
     from shoal import __version__
     from shoal.analysis.snapshot_file import content_of, save
 
     moment = f"{taken:%Y-%m-%dT%H:%M:%SZ}"
     if path in _PRINTED:
-        content = content_of(facts, taken=moment, shoal=__version__)
+        content = content_of(cluster, taken=moment, shoal=__version__)
         click.echo(content)
         return "standard output", len(content)
     target = Path(path or f"shoal-snapshot-{taken:%Y%m%d-%H%M%S}.json.gz")
-    return str(target), save(facts, target, taken=moment, shoal=__version__)
+    return str(target), save(cluster, target, taken=moment, shoal=__version__)

@@ -19,7 +19,7 @@ from shoal.cli import settings
 from shoal.model.contract.gpushare import MemoryUnit
 
 if TYPE_CHECKING:
-    from shoal.cli.embedded import Cluster, Plan
+    from shoal.cli.embedded import EmbeddedCluster, EmbeddedPlan
 
 
 @click.command(short_help="Start a cluster with simulated GPUs, in this process.")
@@ -56,7 +56,7 @@ def up(
     shoal up --nodes 2 --gpus 8xA100-80G --memory-unit MiB
     shoal up --cluster-file cluster.yaml
     """
-    from shoal.cli.embedded import Plan
+    from shoal.cli.embedded import EmbeddedPlan
     from shoal.embedded.nodes.cluster import few, read_file
     from shoal.embedded.nodes.errors import ClusterError, NodesError
     from shoal.embedded.policies.cel import CelError
@@ -73,7 +73,7 @@ def up(
     except (ClusterError, PolicyError) as error:
         raise click.ClickException(str(error)) from error
     names = [""] if clusters == 1 else [f"cluster{number}" for number in range(1, clusters + 1)]
-    plans = [Plan(specs, MemoryUnit(memory_unit), policy, name) for name in names]
+    plans = [EmbeddedPlan(specs, MemoryUnit(memory_unit), policy, name) for name in names]
     with contextlib.ExitStack() as stack:
         if directory is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
@@ -105,8 +105,8 @@ def _own(directory: Path) -> Iterator[None]:
         yield
 
 
-async def _serve(plans: Sequence[Plan], directory: Path) -> None:
-    from shoal.cli.embedded import Cluster
+async def _serve(plans: Sequence[EmbeddedPlan], directory: Path) -> None:
+    from shoal.cli.embedded import EmbeddedCluster
 
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -114,14 +114,14 @@ async def _serve(plans: Sequence[Plan], directory: Path) -> None:
     started = time.monotonic()
     async with contextlib.AsyncExitStack() as stack:
         for plan in plans:
-            cluster = await stack.enter_async_context(Cluster(plan, directory / (plan.name or "cluster")))
+            cluster = await stack.enter_async_context(EmbeddedCluster(plan, directory / (plan.name or "cluster")))
             await cluster.ready()
             _tell(cluster, time.monotonic() - started)
         click.echo("\nCtrl-C ends it, and everything in it.")
         await over.wait()
 
 
-def _tell(cluster: Cluster, seconds: float) -> None:
+def _tell(cluster: EmbeddedCluster, seconds: float) -> None:
     plan = cluster.plan
     cards = sum(len(node.cards) for node in plan.nodes)
     title = f"Cluster {plan.name}" if plan.name else "A cluster"

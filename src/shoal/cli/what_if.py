@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from shoal.cli.connection import Read, Source, sourced
+from shoal.cli.connection import NamespacedSnapshot, SnapshotSource, sourced
 from shoal.cli.output import aligned, emit, output, saying
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.analysis.dry_run import InForce
-    from shoal.analysis.what_if import Placed, Tried
+    from shoal.analysis.dry_run import PolicyInForce
+    from shoal.analysis.what_if import PlacedPod, WorkloadFit
 
 #: Pods that are told one by one.
 _PODS = 20
@@ -39,7 +39,7 @@ def what_if(
     everything: bool,
     namespace: str,
     everywhere: bool,
-    source: Source,
+    source: SnapshotSource,
     form: str | None,
 ) -> None:
     """Tell where a pod would go and on which cards, or who would have to leave for it. Nothing is created.
@@ -77,69 +77,72 @@ def what_if(
         for one in tried:
             say()
             _tell(one, everything=everything)
-    say_missing(read.facts.missing)
+    say_missing(read.snapshot.missing)
     sys.exit(0 if fits else 1)
 
 
 def _try(
-    read: Read, file: BinaryIO, namespace: str, policy: str | None, count: int | None, *, everything: bool
-) -> tuple[InForce, list[Tried]]:
-    from shoal.analysis.dry_run import Picture
-    from shoal.analysis.what_if import try_out
-    from shoal.analysis.workloads import MAX_BYTES, ManifestError, workloads
+    read: NamespacedSnapshot, file: BinaryIO, namespace: str, policy: str | None, count: int | None, *, everything: bool
+) -> tuple[PolicyInForce, list[WorkloadFit]]:
+    from shoal.analysis.dry_run import DryRun
+    from shoal.analysis.errors import WorkloadError
+    from shoal.analysis.what_if import try_workload
+    from shoal.analysis.workloads import MAX_BYTES, workloads
     from shoal.cli.answers import ALL, NODES
     from shoal.placement.errors import PolicyError
 
     details = ALL if everything else NODES
     try:
-        asked = workloads(file.read(MAX_BYTES + 1), namespace=namespace, facts=read.facts, count=count)
-        with saying(f"trying {len(read.facts.nodes)} nodes …"):
-            picture = Picture(read.facts, policy=policy)
-            return picture.in_force, [try_out(picture, one, details=details) for one in asked]
-    except ManifestError as error:
+        asked = workloads(file.read(MAX_BYTES + 1), namespace=namespace, snapshot=read.snapshot, count=count)
+        with saying(f"trying {len(read.snapshot.nodes)} nodes …"):
+            dry_run = DryRun(read.snapshot, policy=policy)
+            return dry_run.in_force, [try_workload(dry_run, one, details=details) for one in asked]
+    except WorkloadError as error:
         raise click.ClickException(f"{getattr(file, 'name', 'standard input')}: {error}") from error
     except PolicyError as error:
         raise click.BadParameter(str(error), param_hint="--policy") from None
 
 
-def _replay(read: Read, policy: str | None, form: str | None, *, namespace: str, everything: bool) -> None:
+def _replay(
+    read: NamespacedSnapshot, policy: str | None, form: str | None, *, namespace: str, everything: bool
+) -> None:
     from shoal.analysis.policy_diff import as_it_is, compare, replay
     from shoal.cli.answers import show_comparison
     from shoal.placement.errors import PolicyError
 
     try:
-        with saying(f"placing the pods of {len(read.facts.nodes)} nodes anew …"):
-            after = replay(read.facts, policy)
-            comparison = compare(as_it_is(read.facts), after, namespace=namespace)
+        with saying(f"placing the pods of {len(read.snapshot.nodes)} nodes anew …"):
+            after = replay(read.snapshot, policy)
+            comparison = compare(as_it_is(read.snapshot), after, namespace=namespace)
     except PolicyError as error:
         raise click.BadParameter(str(error), param_hint="--policy") from None
-    show_comparison(comparison, form, missing=read.facts.missing, everything=everything)
+    show_comparison(comparison, form, missing=read.snapshot.missing, everything=everything)
 
 
-def _tell(tried: Tried, *, everything: bool) -> None:
+def _tell(tried: WorkloadFit, *, everything: bool) -> None:
     from shoal.analysis.words import counted
-    from shoal.cli import answers as tables
+    from shoal.cli import answers
 
     what = f"{tried.kind} {tried.name}"
     asks = f"; each asks for {tried.asks}" if tried.asks and tried.pods > 1 else ""
     asks = asks or (f"; it asks for {tried.asks}" if tried.asks else "; it asks for no GPU")
     if tried.refused:
-        tables.say(f"{what} would not be placed: {tried.refused}", "red")
+        answers.say(f"{what} would not be placed: {tried.refused}", "red")
     elif tried.fits == tried.pods:
-        tables.say(f"{what} fits: {counted(tried.pods, 'pod')}{asks}.", "green")
+        answers.say(f"{what} fits: {counted(tried.pods, 'pod')}{asks}.", "green")
     elif tried.fits:
-        tables.say(f"{what}: {tried.fits} of {counted(tried.pods, 'pod')} fit{asks}.", "yellow")
+        answers.say(f"{what}: {tried.fits} of {counted(tried.pods, 'pod')} fit{asks}.", "yellow")
     else:
-        tables.say(f"{what} does not fit: {counted(tried.pods, 'pod')}{asks}.", "red")
+        answers.say(f"{what} does not fit: {counted(tried.pods, 'pod')}{asks}.", "red")
     if tried.placed:
         click.echo("\n" + _places(tried.placed, everything=everything), nl=False)
     if tried.unplaced is not None:
-        tables.say(f"\n{'The next one' if tried.fits else 'It'} fits on no node:\n")
-        tables.refusals(tried.unplaced.nodes, most=tables.ALL if everything else tables.NODES)
-        tables.help_for(tried.unplaced)
+        answers.say(f"\n{'The next one' if tried.fits else 'It'} fits on no node:\n")
+        answers.refusals(tried.unplaced.nodes, most=answers.ALL if everything else answers.NODES)
+        answers.help_for(tried.unplaced)
 
 
-def _places(placed: Sequence[Placed], *, everything: bool) -> str:
+def _places(placed: Sequence[PlacedPod], *, everything: bool) -> str:
     from shoal.analysis.words import cards, counted
 
     told = placed if everything or len(placed) <= _PODS else placed[:_PODS]

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.connection import Read, Source, ask, in_namespace, load_snapshot, sourced
+from shoal.cli.connection import NamespacedSnapshot, SnapshotSource, ask, in_namespace, load_snapshot, sourced
 from shoal.cli.output import aligned, emit, output, saying
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.analysis.why import Reasons
+    from shoal.analysis.why import PodExplanation
     from shoal.kube.client import Client
     from shoal.kube.objects.others import Event
     from shoal.kube.objects.pod import Pod
@@ -33,7 +33,7 @@ def why(
     name: str,
     namespace: str,
     everywhere: bool,
-    source: Source,
+    source: SnapshotSource,
     policy: str | None,
     everything: bool,
     form: str | None,
@@ -51,8 +51,8 @@ def why(
     """
     import msgspec
 
-    from shoal.analysis.dry_run import Picture
-    from shoal.analysis.why import reasons
+    from shoal.analysis.dry_run import DryRun
+    from shoal.analysis.why import explain_pod
     from shoal.cli.answers import ALL, NODES, say_missing
     from shoal.placement.errors import PolicyError
 
@@ -60,24 +60,26 @@ def why(
     pod = _find(read, namespace, name, everywhere=everywhere)
     most = ALL if everything else NODES
     try:
-        with saying(f"trying {len(read.facts.nodes)} nodes …"):
-            picture = Picture(read.facts, policy=policy)
-            found = reasons(picture, pod, events=_of(pod, events), details=ALL if form else most)
+        with saying(f"trying {len(read.snapshot.nodes)} nodes …"):
+            dry_run = DryRun(read.snapshot, policy=policy)
+            found = explain_pod(dry_run, pod, events=_of(pod, events), details=ALL if form else most)
     except PolicyError as error:
         raise click.BadParameter(str(error), param_hint="--policy") from None
     if form:
         emit(msgspec.to_builtins(found), form)
     else:
         _tell(found, most)
-    say_missing(read.facts.missing)
+    say_missing(read.snapshot.missing)
 
 
-def _read(source: Source, namespace: str, name: str, *, everywhere: bool) -> tuple[Read, Sequence[Event]]:
-    """The facts and, of a live cluster, the events of pods of that name."""
+def _read(
+    source: SnapshotSource, namespace: str, name: str, *, everywhere: bool
+) -> tuple[NamespacedSnapshot, Sequence[Event]]:
+    """The snapshot and, of a live cluster, the events of pods of that name."""
     if source.snapshot is not None:
-        return Read(load_snapshot(source.snapshot), "default"), ()
+        return NamespacedSnapshot(load_snapshot(source.snapshot), "default"), ()
 
-    async def question(client: Client, own: str) -> tuple[Read, Sequence[Event]]:
+    async def question(client: Client, own: str) -> tuple[NamespacedSnapshot, Sequence[Event]]:
         from shoal.kube.errors import ForbiddenError
         from shoal.kube.resources import EVENTS
 
@@ -98,9 +100,9 @@ def _of(pod: Pod, events: Sequence[Event]) -> list[Event]:
     return [event for event in events if event.involved_object.uid in ("", pod.metadata.uid)]
 
 
-def _find(read: Read, namespace: str, name: str, *, everywhere: bool) -> Pod:
+def _find(read: NamespacedSnapshot, namespace: str, name: str, *, everywhere: bool) -> Pod:
     where = namespace or read.namespace
-    pods = [pod for pod in read.facts.pods if everywhere or pod.metadata.namespace == where]
+    pods = [pod for pod in read.snapshot.pods if everywhere or pod.metadata.namespace == where]
     found = [pod for pod in pods if pod.metadata.name == name]
     if len(found) == 1:
         return found[0]
@@ -108,7 +110,7 @@ def _find(read: Read, namespace: str, name: str, *, everywhere: bool) -> Pod:
         places = ", ".join(sorted(pod.metadata.namespace for pod in found)[:_SIMILAR])
         raise click.ClickException(f"there are {len(found)} pods {name!r}, in {places}: give the namespace with -n")
     similar = sorted(pod.metadata.name for pod in pods if pod.metadata.name.startswith(name))
-    elsewhere = sorted(pod.metadata.namespace for pod in read.facts.pods if pod.metadata.name == name)
+    elsewhere = sorted(pod.metadata.namespace for pod in read.snapshot.pods if pod.metadata.name == name)
     if similar:
         hint = f"did you mean {', '.join(similar[:_SIMILAR])}?"
     elif elsewhere:
@@ -119,7 +121,7 @@ def _find(read: Read, namespace: str, name: str, *, everywhere: bool) -> Pod:
     raise click.ClickException(f"there is no pod {name!r} in {place}: {hint}")
 
 
-def _tell(found: Reasons, most: int) -> None:
+def _tell(found: PodExplanation, most: int) -> None:
     from shoal.cli.answers import say
 
     if found.refused:
@@ -136,48 +138,50 @@ def _tell(found: Reasons, most: int) -> None:
     _tell_said(found)
 
 
-def _tell_pending(found: Reasons, most: int) -> None:
-    from shoal.cli import answers as tables
+def _tell_pending(found: PodExplanation, most: int) -> None:
+    from shoal.cli import answers
 
-    tables.say(f"{found.pod} waits for a node.", "yellow")
-    tables.say(f"It asks for {found.asks}; policy {found.policy} ({found.policy_from}).")
+    answers.say(f"{found.pod} waits for a node.", "yellow")
+    answers.say(f"It asks for {found.asks}; policy {found.policy} ({found.policy_from}).")
     for reason in found.held_up:
-        tables.say(f"It is held up: {reason}.", "yellow")
+        answers.say(f"It is held up: {reason}.", "yellow")
     if found.unplaced is not None:
-        tables.say("It fits on no node now:\n", "red")
-        tables.refusals(found.unplaced.nodes, most=most)
-        tables.help_for(found.unplaced)
+        answers.say("It fits on no node now:\n", "red")
+        answers.refusals(found.unplaced.nodes, most=most)
+        answers.help_for(found.unplaced)
     elif found.would_go is not None:
-        tables.say("It fits now, and would go where it is best:\n", "green")
-        tables.choices(found.nodes, here="", best=found.would_go.node, most=most)
+        answers.say("It fits now, and would go where it is best:\n", "green")
+        answers.choices(found.nodes, here="", best=found.would_go.node, most=most)
 
 
-def _tell_placed(found: Reasons, most: int) -> None:
+def _tell_placed(found: PodExplanation, most: int) -> None:
     from shoal.analysis.words import cards
-    from shoal.cli import answers as tables
+    from shoal.cli import answers
 
     placed = found.placed
     assert placed is not None
-    tables.say(f"{found.pod} is on {placed.node}.", "green")
-    tables.say(f"It asks for {found.asks}.")
+    answers.say(f"{found.pod} is on {placed.node}.", "green")
+    answers.say(f"It asks for {found.asks}.")
     by = f", by policy {placed.policy}" if placed.policy else ""
     if found.record:
-        tables.say(f"Its record is {found.record}{by}.")
+        answers.say(f"Its record is {found.record}{by}.")
     else:
-        tables.say(f"It carries no record of its cards: these are a guess. {found.problem}".rstrip(), "yellow")
+        answers.say(f"It carries no record of its cards: these are a guess. {found.problem}".rstrip(), "yellow")
     rows = [["CONTAINER", "CARD", "UUID", "MODEL", "SHARE"]]
     rows += [[card.container, f"GPU{card.index}", card.uuid, card.model, card.share] for card in placed.cards]
     click.echo("\n" + aligned(rows))
     now = "Were it placed now, by the cluster as it is and not as it was then"
-    tables.say(f"{now}, policy {found.policy} ({found.policy_from}):\n")
-    tables.choices(found.nodes, here=placed.node, best="" if found.would_go is None else found.would_go.node, most=most)
+    answers.say(f"{now}, policy {found.policy} ({found.policy_from}):\n")
+    answers.choices(
+        found.nodes, here=placed.node, best="" if found.would_go is None else found.would_go.node, most=most
+    )
     if found.would_go is None:
-        tables.say("It would fit nowhere.", "yellow")
+        answers.say("It would fit nowhere.", "yellow")
     elif (found.would_go.node, found.would_go.indices) != (placed.node, placed.indices):
-        tables.say(f"It would go to {found.would_go.node}, {cards(found.would_go.indices)}.")
+        answers.say(f"It would go to {found.would_go.node}, {cards(found.would_go.indices)}.")
 
 
-def _tell_said(found: Reasons) -> None:
+def _tell_said(found: PodExplanation) -> None:
     from shoal.cli.answers import say
 
     if found.condition and found.state == "pending":

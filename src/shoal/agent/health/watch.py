@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from shoal.agent.health.state import Health, Look
+from shoal.agent.health.state import CardHealth, Look
 from shoal.gpu.errors import GpuError, LostCardError
 from shoal.gpu.protocol import CardEvent, CardEvents, EventKind, Nvml, Survey
 
@@ -59,7 +59,7 @@ class HealthWatch:
     def __init__(
         self,
         nvml: Nvml,
-        health: Health,
+        health: CardHealth,
         survey: Survey,
         *,
         now: Callable[[], float],

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Final
 
-from shoal.analysis.doctor.facts import Facts
 from shoal.analysis.doctor.findings import Finding, failed, note, ok, some, unknown, warning
+from shoal.analysis.doctor.installation import Installation
 from shoal.analysis.doctor.nodes import unit_of
 from shoal.kube.resources import RawObject
 from shoal.model.contract import decisions, shoal
@@ -28,34 +28,36 @@ _BEHIND_SECONDS: Final = 60.0
 _MEDIAN_SECONDS: Final = 30.0
 
 
-def version(facts: Facts) -> Iterator[Finding]:
+def version(installation: Installation) -> Iterator[Finding]:
     """What the API server is, and what it lacks."""
-    match = re.match(r"v?(\d+)\.(\d+)", facts.version)
+    match = re.match(r"v?(\d+)\.(\d+)", installation.version)
     if match is None:
-        yield warning("kubernetes", f"says its version is {facts.version!r}", "use a released Kubernetes")
+        yield warning("kubernetes", f"says its version is {installation.version!r}", "use a released Kubernetes")
         return
     numbers = int(match[1]), int(match[2])
     if numbers < _OLDEST:
-        yield failed("kubernetes", f"{facts.version} is older than 1.20", "update the cluster")
+        yield failed("kubernetes", f"{installation.version} is older than 1.20", "update the cluster")
     elif numbers < _ADMISSION:
-        yield note("kubernetes", f"{facts.version}: no admission policies before 1.30", "events tell of bad requests")
+        yield note(
+            "kubernetes", f"{installation.version}: no admission policies before 1.30", "events tell of bad requests"
+        )
     else:
-        yield ok("kubernetes", facts.version)
+        yield ok("kubernetes", installation.version)
 
 
-def clocks(facts: Facts) -> Iterator[Finding]:
+def clocks(installation: Installation) -> Iterator[Finding]:
     """Each kubelet writes the time into its node's lease; those of ready nodes are fresh."""
-    if facts.node_leases is None:
+    if installation.node_leases is None:
         yield unknown("clocks", "the leases of the nodes may not be read")
         return
     ready = {
         node.metadata.name
-        for node in facts.nodes
+        for node in installation.nodes
         if any(one.type == "Ready" and one.status == "True" for one in node.status.conditions)
     }
     ages = {
-        lease.metadata.name: (facts.now - renewed).total_seconds()
-        for lease in facts.node_leases
+        lease.metadata.name: (installation.now - renewed).total_seconds()
+        for lease in installation.node_leases
         if lease.metadata.name in ready and (renewed := moment(lease.spec.renew_time)) is not None
     }
     if not ages:
@@ -93,17 +95,17 @@ _INSTALL: Final = "kubectl apply -k deploy/admission"
 _INSTALL_FENCE: Final = "kubectl apply -k deploy/agent"
 
 
-def policies(facts: Facts) -> Iterator[Finding]:
+def policies(installation: Installation) -> Iterator[Finding]:
     """What refuses bad GPU requests at `kubectl apply`, and guards what was decided."""
-    if facts.policies is None or facts.bindings is None:
+    if installation.policies is None or installation.bindings is None:
         yield unknown("admission", "the admission policies may not be read")
         return
-    if "validatingadmissionpolicies" in facts.absent:
+    if "validatingadmissionpolicies" in installation.absent:
         return  # told by the cluster's version
-    found = {one["metadata"]["name"]: one for one in facts.policies if one["metadata"]["name"] in _ALL}
+    found = {one["metadata"]["name"]: one for one in installation.policies if one["metadata"]["name"] in _ALL}
     bound = {
         binding.get("spec", {}).get("policyName")
-        for binding in facts.bindings
+        for binding in installation.bindings
         if "Deny" in (binding.get("spec", {}).get("validationActions") or ())
     }
     missing = [name for name in _ALL if name not in found]
@@ -116,14 +118,14 @@ def policies(facts: Facts) -> Iterator[Finding]:
         yield failed("admission", f"{some(free)}: not there; an agent can write to any node", _INSTALL_FENCE)
     if idle:
         yield failed("admission", f"{some(idle)}: there, and bound by nothing that denies", _INSTALL)
-    yield from _units(facts, found)
+    yield from _units(installation, found)
     yield from _complaints(found)
     if found and not missing and not idle:
         yield ok("admission", "bad GPU requests are refused, and decisions are guarded")
 
 
-def _units(facts: Facts, found: dict[str, RawObject]) -> Iterator[Finding]:
-    unit = unit_of(facts)
+def _units(installation: Installation, found: dict[str, RawObject]) -> Iterator[Finding]:
+    unit = unit_of(installation)
     wrong = [name for name, one in found.items() if unit is not None and _unit(one) not in (None, unit.value)]
     if wrong:
         told = _unit(found[wrong[0]])

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from shoal.analysis.doctor import cluster, nodes, pods, workloads
-from shoal.analysis.doctor.facts import Facts
 from shoal.analysis.doctor.findings import Finding
+from shoal.analysis.doctor.installation import Installation
 
-_CHECKS: Final[tuple[Callable[[Facts], Iterable[Finding]], ...]] = (
+_CHECKS: Final[tuple[Callable[[Installation], Iterable[Finding]], ...]] = (
     cluster.version,
     cluster.clocks,
     nodes.inventories,
@@ -28,7 +28,7 @@ _CHECKS: Final[tuple[Callable[[Facts], Iterable[Finding]], ...]] = (
 )
 
 
-def examine(facts: Facts) -> Iterator[Finding]:
+def examine(installation: Installation) -> Iterator[Finding]:
     """What the checks find."""
     for check in _CHECKS:
-        yield from check(facts)
+        yield from check(installation)

@@ -7,14 +7,14 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from shoal.agent.node.paths import HostPaths
 from shoal.analysis.doctor.findings import Finding, failed, note, ok, warning
 from shoal.gpu.errors import GpuError
 from shoal.gpu.protocol import Nvml
+from shoal.kubelet.host_paths import HostPaths
 from shoal.model.contract import nvidia
 
 
-def look(paths: HostPaths, nvml: Callable[[], Nvml]) -> Iterator[Finding]:
+def examine_machine(paths: HostPaths, nvml: Callable[[], Nvml]) -> Iterator[Finding]:
     """All checks of this machine."""
     yield from _driver(nvml)
     yield from _kubelet(paths)

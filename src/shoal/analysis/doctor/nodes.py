@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from shoal.agent.node.runtimes import choose
-from shoal.analysis.doctor.facts import Facts
+from shoal.agent.device_plugin.edits import choose_strategy
 from shoal.analysis.doctor.findings import Finding, failed, note, ok, some, warning
+from shoal.analysis.doctor.installation import Installation
 from shoal.kube.objects.node import Node
 from shoal.kube.resources import manifest_of
 from shoal.model import quantity
@@ -21,10 +21,10 @@ from shoal.model.node import node_gpus
 _FAMILIES: Final = (gpushare.RESOURCE_MEMORY, keti.RESOURCE_MPS, nvidia.RESOURCE_GPU)
 
 
-def inventories(facts: Facts) -> Iterator[Finding]:
+def inventories(installation: Installation) -> Iterator[Finding]:
     """Whether nodes that should have cards show them, and whether they can be read."""
     shown, labelled, foreign = 0, [], []
-    for node in facts.nodes:
+    for node in installation.nodes:
         name = node.metadata.name
         if shoal.ANNOTATION_GPUS in node.metadata.annotations:
             try:
@@ -50,9 +50,9 @@ def inventories(facts: Facts) -> Iterator[Finding]:
         yield failed("cards", "no node shows any", "kubectl apply -k deploy/agent, and label nodes gpushare=true")
 
 
-def health(facts: Facts) -> Iterator[Finding]:
+def health(installation: Installation) -> Iterator[Finding]:
     """Cards that are out of use, and nodes that are."""
-    for node in facts.nodes:
+    for node in installation.nodes:
         cards = _readable(node)
         if cards and not any(one.type == "Ready" and one.status == "True" for one in node.status.conditions):
             yield warning("health", f"{node.metadata.name} has cards and is not ready", "see kubectl describe node")
@@ -65,11 +65,11 @@ def health(facts: Facts) -> Iterator[Finding]:
                 )
 
 
-def served(facts: Facts) -> Iterator[Finding]:
+def served(installation: Installation) -> Iterator[Finding]:
     """kubelet forgets the resources of a device plugin that is gone."""
     away = [
         node.metadata.name
-        for node in facts.nodes
+        for node in installation.nodes
         if any(card.healthy and not card.mig for card in _readable(node)) and not _is_offered(node)
     ]
     if away:
@@ -80,16 +80,16 @@ def served(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def unit_of(facts: Facts) -> MemoryUnit | None:
+def unit_of(installation: Installation) -> MemoryUnit | None:
     """What one of `aliyun.com/gpu-mem` stands for on most nodes; None where it is not served."""
-    units = Counter(unit for node in facts.nodes if (unit := _unit(node)) is not None)
+    units = Counter(unit for node in installation.nodes if (unit := _unit(node)) is not None)
     return units.most_common(1)[0][0] if units else None
 
 
-def units(facts: Facts) -> Iterator[Finding]:
+def units(installation: Installation) -> Iterator[Finding]:
     """All nodes must count memory alike."""
     by_unit: dict[MemoryUnit, list[str]] = {}
-    for node in facts.nodes:
+    for node in installation.nodes:
         unit = _unit(node)
         if unit is not None:
             by_unit.setdefault(unit, []).append(node.metadata.name)
@@ -100,13 +100,13 @@ def units(facts: Facts) -> Iterator[Finding]:
         yield ok("unit", f"one {gpushare.RESOURCE_MEMORY} is one {next(iter(by_unit)).value}")
 
 
-def runtimes(facts: Facts) -> Iterator[Finding]:
+def runtimes(installation: Installation) -> Iterator[Finding]:
     """Whether kubelet and container runtime take CDI, by which a container gets its own card for sure."""
     without: dict[str, list[str]] = {}
-    with_cards = [node for node in facts.nodes if _readable(node)]
+    with_cards = [node for node in installation.nodes if _readable(node)]
     for node in with_cards:
         info = node.status.node_info
-        chosen = choose(info.kubelet_version, info.container_runtime_version)
+        chosen = choose_strategy(info.kubelet_version, info.container_runtime_version)
         if not chosen.strategy.by_cdi:
             without.setdefault(chosen.why, []).append(node.metadata.name)
     for why, names in without.items():
@@ -119,11 +119,11 @@ def runtimes(facts: Facts) -> Iterator[Finding]:
         yield ok("cdi", f"{len(with_cards)} node(s) take CDI devices")
 
 
-def walls(facts: Facts) -> Iterator[Finding]:
+def walls(installation: Installation) -> Iterator[Finding]:
     """Where shares are counted and nothing more."""
     bare = [
         node.metadata.name
-        for node in facts.nodes
+        for node in installation.nodes
         if any(card.isolation is Isolation.NONE and not card.mig for card in _readable(node))
     ]
     if bare:
@@ -133,7 +133,9 @@ def walls(facts: Facts) -> Iterator[Finding]:
             "see docs/agent.md: driver R615 or newer, or MPS",
         )
     shared = [
-        node.metadata.name for node in facts.nodes if any(card.isolation is Isolation.MPS for card in _readable(node))
+        node.metadata.name
+        for node in installation.nodes
+        if any(card.isolation is Isolation.MPS for card in _readable(node))
     ]
     if shared:
         yield note(

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from shoal.analysis.doctor.cluster import moment
-from shoal.analysis.doctor.facts import Facts
 from shoal.analysis.doctor.findings import Finding, failed, ok, some, warning
+from shoal.analysis.doctor.installation import Installation
 from shoal.analysis.doctor.nodes import unit_of
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
@@ -28,16 +28,16 @@ _FINISHED: Final = ("Succeeded", "Failed")
 _SILENCE_SECONDS: Final = 60.0
 
 
-def unheard(facts: Facts) -> Iterator[Finding]:
+def unheard(installation: Installation) -> Iterator[Finding]:
     """Pods with GPUs that no scheduler has said a word about."""
     silent: dict[str, list[str]] = {}
-    for pod in facts.pods:
+    for pod in installation.pods:
         if pod.spec.node_name or pod.spec.scheduling_gates or pod.metadata.deletion_timestamp is not None:
             continue
         if pod.status.phase in _FINISHED or any(one.type == "PodScheduled" for one in pod.status.conditions):
             continue
         born = moment(pod.metadata.creation_timestamp)
-        if born is not None and (facts.now - born).total_seconds() > _SILENCE_SECONDS and _asks(pod):
+        if born is not None and (installation.now - born).total_seconds() > _SILENCE_SECONDS and _asks(pod):
             silent.setdefault(pod.spec.scheduler_name, []).append(_name(pod))
     for scheduler, names in silent.items():
         yield failed(
@@ -47,19 +47,19 @@ def unheard(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def books(facts: Facts) -> Iterator[Finding]:
+def books(installation: Installation) -> Iterator[Finding]:
     """Every running GPU pod says which cards it has, and no card is given away twice."""
-    unit = unit_of(facts) or MemoryUnit.GIB
+    unit = unit_of(installation) or MemoryUnit.GIB
     inventories = {}
-    for node in facts.nodes:
+    for node in installation.nodes:
         try:
             inventories[node.metadata.name] = node_gpus(manifest_of(node), unit=unit)
         except CodecError:
             continue  # told with the cards
     held: dict[tuple[str, str], Share] = {}
     placed, without, broken = 0, [], []
-    told = {node.metadata.name: _held(node) for node in facts.nodes}
-    for pod in facts.pods:
+    told = {node.metadata.name: _held(node) for node in installation.nodes}
+    for pod in installation.pods:
         inventory = inventories.get(pod.spec.node_name)
         if inventory is None or pod.status.phase in _FINISHED or not _asks(pod):
             continue
@@ -88,7 +88,7 @@ def books(facts: Facts) -> Iterator[Finding]:
             f"{some(without)}: on a node, and nobody wrote which card",
             "wire kube-scheduler to the extender (shoal config kube-scheduler), or let the agent choose",
         )
-    claims = [_name(pod) for pod in facts.pods if not _asks(pod) and claims_for_nothing(pod, Request())]
+    claims = [_name(pod) for pod in installation.pods if not _asks(pod) and claims_for_nothing(pod, Request())]
     if claims:
         yield warning(
             "pods",

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from shoal import __version__
-from shoal.analysis.doctor.facts import Facts
 from shoal.analysis.doctor.findings import Finding, failed, note, ok, some, unknown, warning
+from shoal.analysis.doctor.installation import Installation
 from shoal.kube.resources import RawObject
 from shoal.model.contract import gpushare, keti, kubernetes, nvidia, shoal
 
@@ -16,12 +16,12 @@ _PLUGINS: Final = (gpushare.PLUGIN_NAME, keti.PLUGIN_DAEMONSET, *nvidia.PLUGIN_D
 _SCHEDULERS: Final = (gpushare.EXTENDER_NAME, keti.SCHEDULER_DEPLOYMENT)
 
 
-def agents(facts: Facts) -> Iterator[Finding]:
+def agents(installation: Installation) -> Iterator[Finding]:
     """The DaemonSet of the agent, and other device plugins."""
-    if facts.daemon_sets is None:
+    if installation.daemon_sets is None:
         yield unknown("agent", "DaemonSets may not be read")
         return
-    own = [one for one in facts.daemon_sets if _name(one) == shoal.NAME_AGENT]
+    own = [one for one in installation.daemon_sets if _name(one) == shoal.NAME_AGENT]
     for one in own:
         status = one.get("status") or {}
         wanted, ready = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
@@ -37,7 +37,7 @@ def agents(facts: Facts) -> Iterator[Finding]:
             yield ok("agent", f"ready on {ready} node(s)")
     if not own:
         yield note("agent", "has no DaemonSet here", "kubectl apply -k deploy/agent, unless it is started otherwise")
-    others = sorted({_name(one) for one in facts.daemon_sets if _name(one) in _PLUGINS and _wanted(one)})
+    others = sorted({_name(one) for one in installation.daemon_sets if _name(one) in _PLUGINS and _wanted(one)})
     if own and others:
         yield warning(
             "agent",
@@ -46,12 +46,12 @@ def agents(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def scheduler(facts: Facts) -> Iterator[Finding]:
+def scheduler(installation: Installation) -> Iterator[Finding]:
     """The Deployment of the scheduler, its leader, and the Service by which kube-scheduler finds it."""
-    if facts.deployments is None:
+    if installation.deployments is None:
         yield unknown("scheduler", "Deployments may not be read")
         return
-    own = [one for one in facts.deployments if _name(one) == shoal.NAME_SCHEDULER]
+    own = [one for one in installation.deployments if _name(one) == shoal.NAME_SCHEDULER]
     if not own:
         yield note(
             "scheduler", "has no Deployment here", "kubectl apply -k deploy/scheduler, unless it is started otherwise"
@@ -70,17 +70,17 @@ def scheduler(facts: Facts) -> Iterator[Finding]:
             "scheduler", f"runs in {some(places)}, without a common lease", "remove all but one: cards get over-booked"
         )
     if own:
-        yield from _leader(facts)
-        yield from _service(facts)
-    others = sorted({_name(one) for one in facts.deployments if _name(one) in _SCHEDULERS})
+        yield from _leader(installation)
+        yield from _service(installation)
+    others = sorted({_name(one) for one in installation.deployments if _name(one) in _SCHEDULERS})
     if own and others:
         yield warning(
             "scheduler", f"{some(others)} places GPU pods too", "remove it, so that cards have one bookkeeper"
         )
 
 
-def _leader(facts: Facts) -> Iterator[Finding]:
-    lease = facts.leader
+def _leader(installation: Installation) -> Iterator[Finding]:
+    lease = installation.leader
     if lease is None:
         yield unknown("scheduler", f"Lease {shoal.NAME_SCHEDULER} may not be read")
     elif not lease or not lease[0].spec.holder_identity:
@@ -89,13 +89,13 @@ def _leader(facts: Facts) -> Iterator[Finding]:
         yield ok("scheduler", f"{lease[0].spec.holder_identity} leads")
 
 
-def _service(facts: Facts) -> Iterator[Finding]:
-    if facts.extender is None:
+def _service(installation: Installation) -> Iterator[Finding]:
+    if installation.extender is None:
         yield unknown("scheduler", "EndpointSlices may not be read")
         return
     ready = sum(
         (endpoint.get("conditions") or {}).get("ready") is not False
-        for one in facts.extender
+        for one in installation.extender
         for endpoint in one.get("endpoints") or ()
     )
     if not ready:
@@ -106,19 +106,19 @@ def _service(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def rights(facts: Facts) -> Iterator[Finding]:
+def rights(installation: Installation) -> Iterator[Finding]:
     """Whether the services may do their work."""
     running = {
         name
-        for one in (*(facts.daemon_sets or ()), *(facts.deployments or ()))
+        for one in (*(installation.daemon_sets or ()), *(installation.deployments or ()))
         if (name := _name(one)) in (shoal.NAME_AGENT, shoal.NAME_SCHEDULER)
     }
     if not running:
         return
-    if facts.granted is None:
+    if installation.granted is None:
         yield unknown("rights", "ClusterRoleBindings may not be read")
         return
-    missing = sorted(running - {_name(one) for one in facts.granted})
+    missing = sorted(running - {_name(one) for one in installation.granted})
     if missing:
         folders = " and ".join(f"deploy/{name.removeprefix('shoal-')}" for name in missing)
         yield failed("rights", f"{some(missing)}: no ClusterRoleBinding of that name", f"kubectl apply -k {folders}")
@@ -126,10 +126,10 @@ def rights(facts: Facts) -> Iterator[Finding]:
         yield ok("rights", f"{some(sorted(running))} have their ClusterRoleBinding")
 
 
-def versions(facts: Facts) -> Iterator[Finding]:
+def versions(installation: Installation) -> Iterator[Finding]:
     """Images of one release, and of the one this command belongs to."""
     tags: dict[str, str] = {}
-    for one in (*(facts.daemon_sets or ()), *(facts.deployments or ())):
+    for one in (*(installation.daemon_sets or ()), *(installation.deployments or ())):
         if _name(one) in (shoal.NAME_AGENT, shoal.NAME_SCHEDULER):
             image = str(_containers(one)[0].get("image", "")) if _containers(one) else ""
             tags[_name(one)] = image.rpartition("/")[2].partition("@")[0].partition(":")[2] or "latest"

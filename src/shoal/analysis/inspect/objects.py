@@ -12,7 +12,7 @@ from shoal.kube.objects.pod import Quantities, Resources
 from shoal.kube.resources import Resource
 
 
-class Condition(Base, frozen=True, kw_only=True):
+class PartialCondition(Base, frozen=True, kw_only=True):
     """One condition of a node or a pod."""
 
     type: str = ""
@@ -21,7 +21,7 @@ class Condition(Base, frozen=True, kw_only=True):
     message: str | None = None
 
 
-class Container(Base, frozen=True, kw_only=True):
+class PartialContainer(Base, frozen=True, kw_only=True):
     """A container or init container."""
 
     name: str = ""
@@ -29,49 +29,49 @@ class Container(Base, frozen=True, kw_only=True):
     resources: Resources = Resources()
 
 
-class PodSpec(Base, frozen=True, kw_only=True):
+class PartialPodSpec(Base, frozen=True, kw_only=True):
     """Where the pod is and what it asks for."""
 
     node_name: str = ""
-    containers: tuple[Container, ...] = ()
-    init_containers: tuple[Container, ...] = ()
+    containers: tuple[PartialContainer, ...] = ()
+    init_containers: tuple[PartialContainer, ...] = ()
 
 
-class PodStatus(Base, frozen=True, kw_only=True):
+class PartialPodStatus(Base, frozen=True, kw_only=True):
     """What became of the pod."""
 
     phase: str = ""
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[PartialCondition, ...] = ()
 
 
-class Pod(Object, frozen=True, kw_only=True):
+class PartialPod(Object, frozen=True, kw_only=True):
     """A pod."""
 
-    spec: PodSpec = PodSpec()
-    status: PodStatus = PodStatus()
+    spec: PartialPodSpec = PartialPodSpec()
+    status: PartialPodStatus = PartialPodStatus()
 
 
-class NodeSpec(Base, frozen=True, kw_only=True):
+class PartialNodeSpec(Base, frozen=True, kw_only=True):
     """Whether the node takes pods."""
 
     unschedulable: bool = False
 
 
-class NodeStatus(Base, frozen=True, kw_only=True):
+class PartialNodeStatus(Base, frozen=True, kw_only=True):
     """What the node offers."""
 
     capacity: Quantities = msgspec.field(default_factory=dict)
     allocatable: Quantities = msgspec.field(default_factory=dict)
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[PartialCondition, ...] = ()
     addresses: tuple[NodeAddress, ...] = ()
 
 
-class Node(Object, frozen=True, kw_only=True):
+class PartialNode(Object, frozen=True, kw_only=True):
     """A node."""
 
-    spec: NodeSpec = NodeSpec()
-    status: NodeStatus = NodeStatus()
+    spec: PartialNodeSpec = PartialNodeSpec()
+    status: PartialNodeStatus = PartialNodeStatus()
 
 
-PODS: Final = Resource("", "v1", "pods", "Pod", Pod)
-NODES: Final = Resource("", "v1", "nodes", "Node", Node, namespaced=False)
+PODS: Final = Resource("", "v1", "pods", "Pod", PartialPod)
+NODES: Final = Resource("", "v1", "nodes", "Node", PartialNode, namespaced=False)

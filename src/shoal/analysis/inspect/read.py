@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Container, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Final, TypeVar
 
-from shoal.analysis.inspect.objects import NODES, PODS, Node, Pod
-from shoal.analysis.inspect.tally import Tally
+from shoal.analysis.errors import NodeMissingError
+from shoal.analysis.inspect.objects import NODES, PODS, PartialNode, PartialPod
+from shoal.analysis.inspect.reader import UseReader
 from shoal.analysis.inspect.use import ClusterUse, NodeUse
 from shoal.kube.client import Client
 from shoal.kube.errors import GoneError, KubeError
@@ -30,20 +31,16 @@ NOT_FINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 _SENDING: Final = 0.001
 
 
-class NodeMissingError(KubeError):
-    """A node that was named is not there."""
-
-
 async def read_cluster(client: Client, *, names: Sequence[str] = (), unit: MemoryUnit | None = None) -> ClusterUse:
     """The use of the nodes of these names, of all nodes when none is named."""
     of_nodes, of_pods = selectors(names)
-    tally = Tally(unit)
+    reader = UseReader(unit)
     async with _begun(_nodes(client, of_nodes, names)) as nodes:
         try:
-            pods = await _pods(client, of_pods, nodes, tally)
+            pods = await _pods(client, of_pods, nodes, reader)
         except GoneError:  # the list expired on the way
             pods = (await client.list(PODS, fields=of_pods)).items
-        return tally.of((await nodes).values(), pods, everywhere=not names)
+        return reader.of((await nodes).values(), pods, everywhere=not names)
 
 
 @contextlib.asynccontextmanager
@@ -57,15 +54,17 @@ async def _begun(work: Coroutine[None, None, T]) -> AsyncIterator[asyncio.Task[T
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _nodes(client: Client, fields: str, names: Sequence[str]) -> dict[str, Node]:
+async def _nodes(client: Client, fields: str, names: Sequence[str]) -> dict[str, PartialNode]:
     there = {node.metadata.name: node for node in (await client.list(NODES, fields=fields)).items}
     check_names(names, there)
     return {name: there[name] for name in names or there}
 
 
-async def _pods(client: Client, fields: str, nodes: asyncio.Task[dict[str, Node]], tally: Tally) -> list[Pod]:
+async def _pods(
+    client: Client, fields: str, nodes: asyncio.Task[dict[str, PartialNode]], reader: UseReader
+) -> list[PartialPod]:
     """All pods. A page is asked for before the one before it is looked at, so that the server is never idle."""
-    pods: list[Pod] = []
+    pods: list[PartialPod] = []
     known = False
     page = await client.page(PODS, fields=fields)
     while more := page.metadata.continue_:
@@ -73,7 +72,7 @@ async def _pods(client: Client, fields: str, nodes: asyncio.Task[dict[str, Node]
             await asyncio.sleep(_SENDING)
             pods += page.items or ()
             if nodes.done():
-                tally.look_at(() if known else nodes.result().values(), page.items or ())
+                reader.look_at(() if known else nodes.result().values(), page.items or ())
                 known = True
             page = await asked
     return pods + list(page.items or ())
@@ -91,7 +90,7 @@ def selectors(names: Sequence[str]) -> tuple[str, str]:
     return "", NOT_FINISHED
 
 
-def check_names(names: Sequence[str], there: Container[str]) -> None:
+def check_names(names: Sequence[str], there: Collection[str]) -> None:
     """Raises NodeMissingError for a name that is not there."""
     for name in names:
         if name not in there:
@@ -102,7 +101,7 @@ def check_names(names: Sequence[str], there: Container[str]) -> None:
 _LOOK = 0.1
 
 
-class Live:
+class ClusterWatch:
     """A cluster that is watched. Use it in `async with`, which returns when all is read; raises KubeError if it is not.
 
     It needs the right to list and watch nodes and pods.
@@ -112,13 +111,13 @@ class Live:
         #: Set by every change; whoever waits clears it.
         self.changed = asyncio.Event()
         self._names = tuple(names)
-        self._tally = Tally(unit)
+        self._reader = UseReader(unit)
         self._stack = AsyncExitStack()
         of_nodes, of_pods = selectors(names)
-        self._nodes: Reflector[Node] = Reflector(client, NODES, fields=of_nodes, consumers=[self._on_change])
-        self._pods: Reflector[Pod] = Reflector(client, PODS, fields=of_pods, consumers=[self._on_change])
+        self._nodes: Reflector[PartialNode] = Reflector(client, NODES, fields=of_nodes, consumers=[self._on_change])
+        self._pods: Reflector[PartialPod] = Reflector(client, PODS, fields=of_pods, consumers=[self._on_change])
 
-    async def __aenter__(self) -> Live:
+    async def __aenter__(self) -> ClusterWatch:
         async with AsyncExitStack() as stack:
             for reflector in (self._nodes, self._pods):
                 await stack.enter_async_context(reflector)
@@ -147,7 +146,7 @@ class Live:
     def cluster(self) -> ClusterUse:
         """What is allocated now."""
         nodes = [node for node in self._nodes.store if not self._names or node.metadata.name in self._names]
-        return self._tally.of(nodes, self._pods.store, everywhere=not self._names)
+        return self._reader.of(nodes, self._pods.store, everywhere=not self._names)
 
     def _error(self) -> KubeError | None:
         return self._nodes.last_error or self._pods.last_error

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.connection import Connection, across_namespaces, ask, connected, watching
+from shoal.cli.connection import ClusterConnection, across_namespaces, ask, connected, watching
 from shoal.cli.output import emit, output
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def inspect(
     memory_unit: str | None,
     namespace: str,
     form: str | None,
-    connection: Connection,
+    connection: ClusterConnection,
 ) -> None:
     """Show what is allocated of each card, on all nodes or those named.
 
@@ -72,7 +72,7 @@ def inspect(
     from shoal.model.contract.gpushare import MemoryUnit
 
     unit = MemoryUnit(memory_unit) if memory_unit else None
-    show = Form(form, details=details, explained=pending or sys.stdout.isatty(), namespace=namespace)
+    show = InspectForm(form, details=details, explained=pending or sys.stdout.isatty(), namespace=namespace)
     try:
         if watch:
             _follow(connection, nodes, unit, show)
@@ -87,7 +87,7 @@ def inspect_gpushare() -> None:
     inspect.main(prog_name="kubectl inspect gpushare")
 
 
-class Form:
+class InspectForm:
     """In which form the cluster is shown, and the pods of which namespace; empty for all."""
 
     def __init__(self, name: str | None, *, details: bool, explained: bool, namespace: str) -> None:
@@ -125,7 +125,7 @@ class Form:
         return summary(cluster.sharing, cluster.unit)
 
 
-def _once(connection: Connection, names: tuple[str, ...], unit: MemoryUnit | None, form: Form) -> None:
+def _once(connection: ClusterConnection, names: tuple[str, ...], unit: MemoryUnit | None, form: InspectForm) -> None:
     from shoal.analysis.inspect.read import read_cluster
 
     async def question(client: Client, _: str) -> ClusterUse:
@@ -139,7 +139,7 @@ def _once(connection: Connection, names: tuple[str, ...], unit: MemoryUnit | Non
         gc.enable()
 
 
-def _follow(connection: Connection, names: tuple[str, ...], unit: MemoryUnit | None, form: Form) -> None:
+def _follow(connection: ClusterConnection, names: tuple[str, ...], unit: MemoryUnit | None, form: InspectForm) -> None:
     from shoal.cli.inspect.follow import follow
     from shoal.kube.errors import KubeError
 

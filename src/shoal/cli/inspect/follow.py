@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from shoal.analysis.inspect.read import Live
+from shoal.analysis.inspect.read import ClusterWatch
 from shoal.analysis.inspect.use import ClusterUse
 from shoal.cli.connection import watched
 from shoal.kube.client import Client
@@ -46,7 +46,7 @@ async def follow(
             await _next(live, over)
 
 
-async def _next(live: Live, over: asyncio.Event) -> None:
+async def _next(live: ClusterWatch, over: asyncio.Event) -> None:
     """Return some time after a change, at the end, and now and then to look for trouble."""
     waits = [asyncio.ensure_future(event.wait()) for event in (live.changed, over)]
     await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Final
 
-from shoal.analysis.inspect.read import Live
+from shoal.analysis.inspect.read import ClusterWatch
 from shoal.analysis.inspect.use import ClusterUse, of_namespace
 from shoal.cli.connection import watched
 from shoal.cli.top import view
-from shoal.cli.top.frame import Size, body_height, frame
+from shoal.cli.top.frame import ScreenSize, body_height, frame
 from shoal.cli.top.view import View, after
 from shoal.kube.client import Client
 from shoal.model.contract.gpushare import MemoryUnit
@@ -123,7 +123,7 @@ async def session(client: Client, view: View, *, unit: MemoryUnit | None, namesp
 
 
 class _Session:
-    def __init__(self, live: Live, terminal: Terminal, view: View, *, namespace: str, colour: bool) -> None:
+    def __init__(self, live: ClusterWatch, terminal: Terminal, view: View, *, namespace: str, colour: bool) -> None:
         self._live = live
         self._terminal = terminal
         self._namespace = namespace
@@ -162,9 +162,9 @@ class _Session:
         lines = frame(self._cluster, self._view, self._size(), colour=self._colour, trouble=self._live.trouble)
         self._terminal.draw(lines)
 
-    def _size(self) -> Size:
+    def _size(self) -> ScreenSize:
         columns, lines = self._terminal.size
-        return Size(columns, lines)
+        return ScreenSize(columns, lines)
 
     def _on_keys(self) -> None:
         for key in self._terminal.pressed():
