@@ -64,11 +64,16 @@ class CardFit(Filter):
     def fits(self, node: NodeLedger, pod_class: PodClass) -> bool:
         if pod_class.several or len(pod_class.needs) > 1:
             return self.refusal(node, pod_class) is None
-        return all(
-            sum(accepts(pod_class.selector, card.inventory) and card.holds(need.share) for card in node.slots)
-            >= need.gpus
-            for need in pod_class.needs
-        )
+        if not pod_class.needs:
+            return True
+        (need,), selector = pod_class.needs, pod_class.selector
+        missing = need.gpus
+        for card in node.slots:
+            if card.holds(need.share) and accepts(selector, card.inventory):
+                missing -= 1
+                if not missing:
+                    return True
+        return False
 
     def refusal(self, node: NodeLedger, pod_class: PodClass) -> NodeRefusal | None:
         if not pod_class.needs:
