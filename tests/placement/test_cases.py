@@ -30,6 +30,7 @@ from shoal.model.allocation import Allocation
 from shoal.model.contract import keti
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu, NodeGpus
+from shoal.model.manifest import read_pod
 from shoal.model.node import node_gpus
 from shoal.model.pod import request_of
 from shoal.model.request import Request, Share
@@ -90,7 +91,7 @@ def ledger_for(case: Case, unit: MemoryUnit) -> Ledger:
 def requests_of(told: list[Case], unit: MemoryUnit) -> Iterator[Request]:
     for item in told:
         for _ in range(item.get("count", 1)):
-            yield request_of(item["pod"], unit=unit)
+            yield request_of(read_pod(item["pod"]), unit=unit)
 
 
 def policy_of(case: Case, unit: MemoryUnit) -> Policy:
@@ -147,7 +148,7 @@ def test_case(case: Case) -> None:
         if "leave" in told:
             engine.remove(f"pod-{told['leave']}")
             continue
-        request = request_of(told["pod"], unit=unit)
+        request = request_of(read_pod(told["pod"]), unit=unit)
         allocation = engine.place(f"pod-{place}", request)
         if "refused" in told:
             assert allocation is None
