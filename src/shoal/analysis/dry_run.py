@@ -8,11 +8,11 @@ arrivals old; and of equal nodes the first by name is taken, where it takes the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
+from shoal.analysis.policy import in_force, policy_asked_for
 from shoal.analysis.snapshot import ClusterSnapshot
 from shoal.kube.objects.meta import ObjectReference
 from shoal.kube.objects.pod import Pod
@@ -26,26 +26,14 @@ from shoal.model.request import Request
 from shoal.placement.columns import BoolArray
 from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
-from shoal.placement.policies import Policy, policy_named
 from shoal.scheduler.books.books import Books
 from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.feasibility import Feasibility, Verdict
-from shoal.scheduler.keti_policy import KetiPolicy
 from shoal.scheduler.preemption.budgets import Budgets
 from shoal.scheduler.queue.standing import Standing, standing_of
 
 _FINISHED = ("Succeeded", "Failed")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyInForce:
-    """The policy that decides, where that is known from, and KETI's values when they are what decides."""
-
-    policy: Policy
-    known_from: str
-    keti: keti.KetiPolicy | None = None
-    problems: tuple[str, ...] = ()
 
 
 class DryRun:
@@ -54,9 +42,9 @@ class DryRun:
     def __init__(
         self, snapshot: ClusterSnapshot, *, policy: str | None = None, pods: Iterable[Pod] | None = None
     ) -> None:
-        """`policy` decides instead of the one in force; `pods` are there instead of all. Raises PolicyError."""
+        """`policy` replaces the one in force, `pods` those of the snapshot. Raises PolicyError."""
         self.snapshot = snapshot
-        self.in_force = in_force(snapshot) if policy is None else _asked_for(snapshot, policy)
+        self.in_force = in_force(snapshot) if policy is None else policy_asked_for(snapshot, policy)
         self.engine = Engine(Ledger(), self.in_force.policy)
         cluster = Cluster()
         self.books = Books(
@@ -100,7 +88,7 @@ class DryRun:
     # Questions
 
     def request(self, pod: Pod) -> Request | None:
-        """What the pod asks for; None when it cannot be met as written."""
+        """What the pod asks for; None for a bad request."""
         try:
             return self.books.request(pod)
         except RequestError:
@@ -115,7 +103,7 @@ class DryRun:
         return self.books.request(pod)
 
     def allowed(self, pod: Pod, verdict: Verdict) -> BoolArray:
-        """The rows the pod may go to: those the filters let it, but for nodes that are cleared for one above it."""
+        """The rows that the filters allow, without nodes that are being cleared for a more important pod."""
         allowed = verdict.allowed
         rows = [row for name, _ in self.promised(pod) if (row := self.books.row(name)) is not None]
         if rows:
@@ -137,7 +125,7 @@ class DryRun:
         return self.books.place(pod, among=self.allowed(pod, verdict), favour=verdict.favour)
 
     def promise_volumes(self, pod: Pod, node: str) -> None:
-        """The pod goes there: volumes that it would be given are not for the next one."""
+        """Reserve the volumes that a pod on this node would be bound to, so that no later pod gets them."""
         cluster = self.books.cluster
         for decision in self.feasibility.volume_decisions(pod, node) if pod.spec.volumes else ():
             claim = decision.claim.metadata
@@ -151,32 +139,9 @@ class DryRun:
                 cluster.set_volume(msgspec.structs.replace(decision.volume, spec=spec))
 
     def take_out(self, pod: Pod) -> Pod:
-        """The pod is thought away; what is returned is the same pod as if it waited for a node."""
+        """Remove a placed pod; returns it as if it still waited for a node."""
         self.books.take_out(pod.metadata.uid)
         return unbound(pod)
-
-
-def in_force(snapshot: ClusterSnapshot) -> PolicyInForce:
-    """KETI's policy where its ConfigMap is, else the configured one."""
-    settings = snapshot.settings
-    configured = policy_named(settings.policy)
-    follower = KetiPolicy(configured, namespaces=settings.policy_namespaces)
-    policy, problems = configured, list[str]()
-    for configmap in snapshot.config_maps:
-        if follower.concerns(configmap):
-            outcome = follower.apply(configmap)
-            policy = outcome.policy or policy
-            problems += [f"ConfigMap {'/'.join(key_of(configmap))}: {problem}" for problem in outcome.problems]
-    if follower.settings is None:
-        return PolicyInForce(configured, settings.policy_from)
-    return PolicyInForce(policy, "KETI's ConfigMap", follower.settings, tuple(problems))
-
-
-def _asked_for(snapshot: ClusterSnapshot, name: str) -> PolicyInForce:
-    """The policy of that name; KETI's with the values of its ConfigMap, where there is one."""
-    found = in_force(snapshot)
-    policy = found.policy if found.policy.name == name else policy_named(name)
-    return PolicyInForce(policy, "asked for", found.keti if policy is found.policy else None)
 
 
 def waits(pod: Pod) -> bool:

@@ -26,16 +26,16 @@ class Unschedulable(Answer, frozen=True):
     #: What the scheduler would write on the pod.
     message: str
     nodes: tuple[NodeAnswer, ...] = ()
-    #: Whom the scheduler would make give way by itself.
+    #: The pods that the scheduler would preempt by itself.
     preempts: NodeVictims | None = None
-    #: Who would have to go if somebody made room by hand.
+    #: The pods that somebody would have to delete by hand, where the scheduler preempts none.
     clearing: NodeVictims | None = None
     #: The memory per card with which it would fit now.
     would_fit_mib: int | None = None
 
 
 def unschedulable(dry_run: DryRun, pod: Pod, *, details: int) -> Unschedulable:
-    """Why the pod, which does not fit, does not. Raises RequestError and PolicyError."""
+    """Why each node refuses a pod that fits nowhere, and what would help. Raises RequestError and PolicyError."""
     verdict = dry_run.feasibility.verdict(pod)
     diagnosis = diagnose(dry_run.engine, dry_run.check(pod), verdict)
     giving_way = preempts(dry_run, pod, diagnosis.candidates)
@@ -61,7 +61,7 @@ class NodeVictims(Answer, frozen=True):
 
 
 def preempts(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVictims | None:
-    """Whom the scheduler would make give way; of equal nodes it may take another. None when nobody may or can."""
+    """The pods that the scheduler would preempt, on one of several equal nodes; None when it would preempt none."""
     level = pod.spec.priority or 0
     if refusal(pod.spec.preemption_policy, priority=level) or dry_run.books.lowest_priority() >= level:
         return None
@@ -79,7 +79,7 @@ def preempts(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVictims | 
 
 
 def fewest_victims(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVictims | None:
-    """The fewest pods whose leaving makes room, whatever their priority: of one node those that hold the most.
+    """The fewest pods of one node whose end would make room, whatever their priority; large ones before small ones.
 
     As many nodes are looked at as the scheduler looks at for victims, those with the most free first.
     """
@@ -91,7 +91,7 @@ def fewest_victims(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVict
         node = ledger.node(name)
         if node is None:
             continue
-        # The smallest are let off first, so that few large ones are left.
+        # The smallest are spared first, so that few large ones are left.
         pods = sorted(node.pods, key=lambda uid: _size(dry_run, uid))
         away = set(pods)
         if not away or not fits(name, frozenset(away)):
@@ -155,7 +155,10 @@ _TRIES: Final = 8
 
 
 def would_fit_mib(dry_run: DryRun, pod: Pod) -> int | None:
-    """MiB per card; None when no smaller share of memory helps, or when several containers ask for cards."""
+    """The largest share of memory, in MiB per card, with which the pod would fit now.
+
+    None when no smaller share helps, or when several containers ask for cards.
+    """
     request = dry_run.check(pod)
     unit = dry_run.books.unit
     containers = [one for one in pod.spec.containers if gpushare.RESOURCE_MEMORY in one.resources.limits]
@@ -171,7 +174,7 @@ def would_fit_mib(dry_run: DryRun, pod: Pod) -> int | None:
 
 
 def _room(node: NodeLedger, dry_run: DryRun, pod: Pod, asked: ContainerRequest) -> int:
-    """What the last of the cards has free, were the best of the node taken."""
+    """Free memory of the fullest card that the pod would get, were it given the emptiest cards of the node."""
     least = Share(1, asked.share.compute, asked.share.clients)
     selector = dry_run.check(pod).selector
     free = sorted(
