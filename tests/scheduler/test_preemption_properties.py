@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shoal.model.request import Request, Share
 from shoal.placement.classes import PodClass
-from shoal.scheduler.preemption.search import EngineFit, OnNode, Plan, choose
+from shoal.scheduler.preemption.search import EngineFit, PodOnNode, PreemptionPlan, choose
 from tests.placement.clusters import GIB, WHOLE, booking, ledger_of, node, request
 
 CARD = 8 * GIB
@@ -35,7 +35,7 @@ starts = st.none() | st.sampled_from(["2026-01-01T00:00:00Z", "2026-01-02T00:00:
 class Held:
     """A pod on a node, with what it holds by the index of the card."""
 
-    pod: OnNode
+    pod: PodOnNode
     shares: Mapping[int, Share]
 
 
@@ -69,7 +69,7 @@ def places(draw: st.DrawFn, name: str) -> Place:
         on = draw(st.lists(st.integers(0, cards - 1), min_size=1, max_size=2, unique=True))
         beside = {index: [each.shares[index] for each in held if index in each.shares] for index in on}
         if all(room([*beside[index], share]) for index in on):
-            pod = OnNode(
+            pod = PodOnNode(
                 f"{name}-{number}",
                 draw(st.sampled_from([0, 1, 1, 9, 10])),
                 draw(starts),
@@ -138,7 +138,7 @@ def price(place: Place, away: frozenset[str], broken: int) -> tuple[object, ...]
     return broken, top, sum(pod.priority + 2**31 for pod in pods), len(pods), [-ord(letter) for letter in oldest]
 
 
-def plan_for(cluster: Sequence[Place], asked: Request, budgets: Mapping[Hashable, int]) -> Plan | None:
+def plan_for(cluster: Sequence[Place], asked: Request, budgets: Mapping[Hashable, int]) -> PreemptionPlan | None:
     ledger = ledger_of(*(node(place.name, [CARD / GIB] * place.cards) for place in cluster))
     for place in cluster:
         for held in place.held:

@@ -56,7 +56,7 @@ def compare(world: World, rows: Rows, pod: Manifest) -> None:
     expected = reference.allowed(world, pod)
     assert rows.names(verdict.allowed) == expected, pod
     refused: set[str] = set()
-    for refusal in verdict.refusals:
+    for refusal in verdict.rejections:
         refused |= rows.names(refusal.rows)
     assert refused == set(world.nodes) - expected
     favour = reference_favour.favour(world, pod, expected)
@@ -86,7 +86,7 @@ class Change:
         if self.world.pods:
             uid = self.dice.one(*self.world.pods)
             del self.world.pods[uid]
-            self.rows.cluster.remove_pod(uid)
+            self.rows.tables.remove_pod(uid)
 
     def pod_changes(self) -> None:
         if not self.world.pods:
@@ -119,7 +119,7 @@ class Change:
             for uid in orphans:
                 del self.world.pods[uid]
                 if self.dice.chance(0.5):
-                    self.rows.cluster.remove_pod(uid)
+                    self.rows.tables.remove_pod(uid)
 
     def node_changes(self) -> None:
         name = self.dice.one(*self.world.nodes)
@@ -138,7 +138,7 @@ class Change:
         fresh = World(claims=dict(self.world.claims))
         self.dice.storage(fresh, list(self.world.nodes))
         for name in set(self.world.volumes) - set(fresh.volumes):
-            self.rows.cluster.remove_volume(name)
+            self.rows.tables.remove_volume(name)
         self.world.volumes, self.world.claims, self.world.classes = fresh.volumes, fresh.claims, fresh.classes
         self.rows.take_in(World(volumes=fresh.volumes, claims=fresh.claims, classes=fresh.classes))
 
@@ -163,19 +163,19 @@ def test_kept_by_change_is_as_built_anew(seed: int) -> None:
     change = Change(dice, world, rows)
     waiting = [dice.pod(claims=claim_names(world), wishes=1.5) for _ in range(6)]
     for _ in range(STEPS):
-        before = rows.cluster.version
+        before = rows.tables.version
         allowed = [rows.verdict(pod).allowed.copy() for pod in waiting]
         change.happen()
         for pod, was in zip(waiting, allowed, strict=True):
             compare(world, rows, pod)
-            if rows.cluster.version == before:
+            if rows.tables.version == before:
                 assert (rows.verdict(pod).allowed == was).all(), "the version hides a change"
     anew = Rows(world)
     for pod in waiting:
         one, other = rows.verdict(pod), anew.verdict(pod)
         assert rows.names(one.allowed) == anew.names(other.allowed)
         told = [
-            {(r.filter, r.reason, r.resolvable): side.names(r.rows) for r in verdict.refusals}
+            {(r.filter, r.reason, r.resolvable): side.names(r.rows) for r in verdict.rejections}
             for side, verdict in ((rows, one), (anew, other))
         ]
         assert told[0] == told[1]
@@ -205,13 +205,13 @@ def test_telling_everything_twice_changes_nothing(seed: int, data: Any) -> None:
     world = made_up_world(dice, nodes=4, pods=15)
     rows = Rows(world)
     pod = dice.pod(claims=claim_names(world))
-    verdict, version = rows.verdict(pod), rows.cluster.version
+    verdict, version = rows.verdict(pod), rows.tables.version
     rows.take_in(world)
-    assert rows.cluster.version == version
+    assert rows.tables.version == version
     assert rows.verdict(pod) is verdict
     for uid in list(world.pods):
-        rows.cluster.remove_pod(uid)
-        rows.cluster.remove_pod(uid)
+        rows.tables.remove_pod(uid)
+        rows.tables.remove_pod(uid)
     compare(
         World(
             nodes=world.nodes,

@@ -14,9 +14,13 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
+
 from shoal.kube.objects.pod import Pod
 from shoal.kube.objects.policy import PodDisruptionBudget
 from shoal.kube.resources import key_of
+from shoal.kube.selectors import RawLabelSelector, label_selector
+from shoal.kube.store import Store
 from shoal.model.request import accepts
 from shoal.placement.books.ledger import CardBooks, Ledger, NodeBooks
 from shoal.placement.classes import CardNeed, PodClass
@@ -33,7 +37,7 @@ _NOT_STARTED: Final = "~"
 
 
 @dataclass(frozen=True, slots=True)
-class OnNode:
+class PodOnNode:
     """A pod on a node. `started` is the time in the pod's status, which sorts as text."""
 
     uid: str
@@ -51,11 +55,11 @@ class OnNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PreemptionPlan:
     """Evict these, the most important first, and the pod fits on this node."""
 
     node: str
-    victims: tuple[OnNode, ...]
+    victims: tuple[PodOnNode, ...]
     #: How many of them break a disruption budget.
     violations: int = 0
 
@@ -65,7 +69,7 @@ def candidate_limit(nodes: int) -> int:
     return max(MIN_CANDIDATES, nodes // 10)
 
 
-def refusal(policy: str | None, *, priority: int, nominated: Iterable[OnNode] = ()) -> str | None:
+def refusal(policy: str | None, *, priority: int, nominated: Iterable[PodOnNode] = ()) -> str | None:
     """Why a pod may not make others give way, in words; None when it may.
 
     `nominated` are the pods on the node that it was promised, if it was: while they leave, no others are evicted.
@@ -80,18 +84,18 @@ def refusal(policy: str | None, *, priority: int, nominated: Iterable[OnNode] = 
 def choose(
     nodes: Iterable[str],
     *,
-    pods_on: Callable[[str], Sequence[OnNode]],
+    pods_on: Callable[[str], Sequence[PodOnNode]],
     fits: Callable[[str, frozenset[str]], bool],
     priority: int,
     budgets: Mapping[Hashable, int],
     limit: int,
-) -> Plan | None:
+) -> PreemptionPlan | None:
     """The best plan, or None when nobody's leaving helps. Of equal nodes the first is taken.
 
     `fits` says whether the pod fits on a node without some of its pods; `budgets` how many evictions each allows. The
     search ends after `limit` nodes with a plan, unless every plan so far breaks a budget.
     """
-    plans: list[Plan] = []
+    plans: list[PreemptionPlan] = []
     sparing = 0
     for node in nodes:
         plan = _plan(node, pods_on(node), fits, priority, budgets)
@@ -108,11 +112,11 @@ def choose(
 
 def _plan(
     node: str,
-    pods: Iterable[OnNode],
+    pods: Iterable[PodOnNode],
     fits: Callable[[str, frozenset[str]], bool],
     priority: int,
     budgets: Mapping[Hashable, int],
-) -> Plan | None:
+) -> PreemptionPlan | None:
     lower = sorted((pod for pod in pods if pod.priority < priority), key=lambda pod: pod.importance)
     away = {pod.uid for pod in lower}
     if not lower or not fits(node, frozenset(away)):
@@ -121,10 +125,10 @@ def _plan(
     for pod in sorted(lower, key=lambda pod: pod.uid not in breaking):
         if fits(node, frozenset(away - {pod.uid})):
             away.remove(pod.uid)
-    return Plan(node, tuple(pod for pod in lower if pod.uid in away), len(away & breaking))
+    return PreemptionPlan(node, tuple(pod for pod in lower if pod.uid in away), len(away & breaking))
 
 
-def _breaking(pods: Iterable[OnNode], budgets: Mapping[Hashable, int]) -> set[str]:
+def _breaking(pods: Iterable[PodOnNode], budgets: Mapping[Hashable, int]) -> set[str]:
     """The pods whose eviction breaks a budget when all are evicted in this order."""
     left = dict(budgets)
     found: set[str] = set()
@@ -136,22 +140,22 @@ def _breaking(pods: Iterable[OnNode], budgets: Mapping[Hashable, int]) -> set[st
     return found
 
 
-def _cost(plan: Plan) -> tuple[float, ...]:
+def _cost(plan: PreemptionPlan) -> tuple[float, ...]:
     highest = max((pod.priority for pod in plan.victims), default=-_ABOVE_ZERO)
     together = sum(pod.priority + _ABOVE_ZERO for pod in plan.victims)
     return plan.violations, highest, together, len(plan.victims)
 
 
-def _youth(plan: Plan) -> str:
+def _youth(plan: PreemptionPlan) -> str:
     """Since when the longest-running of the most important victims runs."""
     highest = max((pod.priority for pod in plan.victims), default=0)
     return min((pod.started or _NOT_STARTED for pod in plan.victims if pod.priority == highest), default=_NOT_STARTED)
 
 
 class EngineFit:
-    """Whether a request would fit on a node if some of its pods were gone: `fits` of `choose`, by the exact books.
+    """Whether a request would fit on a node if some of its pods were gone, by the ledger's exact amounts.
 
-    Cards, CPU and memory count, as in placement itself. The books stay as they are: a copy of the node last asked about
+    Cards, CPU and memory count, as in placement itself. The ledger stays as it is: a copy of the node last asked about
     is kept, so that asking again with one pod more or less costs only that pod and its cards.
     """
 
@@ -166,35 +170,35 @@ class EngineFit:
 
     def __call__(self, node: str, without: frozenset[str]) -> bool:
         """Pods that are not on the node make no difference."""
-        books = self._copy_of(node)
-        if books is None:
+        node_books = self._copy_of(node)
+        if node_books is None:
             return False
         for pod in without - self._away:
-            self._post(books, pod, -1)
+            self._post(node_books, pod, -1)
         for pod in self._away - without:
-            self._post(books, pod, +1)
+            self._post(node_books, pod, +1)
         self._away = without
-        return all(rule.refusal(books, self._class) is None for rule in FILTERS) and self._on_cards(books)
+        return all(rule.refusal(node_books, self._class) is None for rule in FILTERS) and self._on_cards(node_books)
 
-    def _on_cards(self, books: NodeBooks) -> bool:
+    def _on_cards(self, node_books: NodeBooks) -> bool:
         needs = self._class.needs
         enough = all(sum(room.values()) >= need.gpus for need, room in zip(needs, self._room, strict=True))
         if len(needs) <= 1 and not self._class.several and (enough or not self._class.splittable):
             return enough
-        return CARD_FIT.refusal(books, self._class) is None
+        return CARD_FIT.refusal(node_books, self._class) is None
 
     def _copy_of(self, name: str) -> NodeBooks | None:
         version = self._ledger.columns.version
         if self._node is None or self._node.name != name or self._version != version:
-            books = self._ledger.node(name)
+            node_books = self._ledger.node(name)
             self._version = version
             self._away = frozenset()
-            if books is None or books.inventory is None:
+            if node_books is None or node_books.inventory is None:
                 self._node = None
                 return None
-            cards = {uuid: replace(card) for uuid, card in books.cards.items()}
-            slots = [cards[card.inventory.uuid] for card in books.slots]
-            self._node = replace(books, cards=cards, slots=slots)
+            cards = {uuid: replace(card) for uuid, card in node_books.cards.items()}
+            slots = [cards[card.inventory.uuid] for card in node_books.slots]
+            self._node = replace(node_books, cards=cards, slots=slots)
             self._room = [
                 {card.inventory.uuid: self._holds(card, need) for card in slots} for need in self._class.needs
             ]
@@ -203,14 +207,14 @@ class EngineFit:
     def _holds(self, card: CardBooks, need: CardNeed) -> bool:
         return accepts(self._class.selector, card.inventory) and card.refusal(need.share) is None
 
-    def _post(self, books: NodeBooks, pod: str, sign: int) -> None:
-        booking = books.pods.get(pod)
+    def _post(self, node_books: NodeBooks, pod: str, sign: int) -> None:
+        booking = node_books.pods.get(pod)
         if booking is None:
             return
-        books.cpu_used += sign * booking.cpu_milli
-        books.memory_used += sign * booking.memory_mib
+        node_books.cpu_used += sign * booking.cpu_milli
+        node_books.memory_used += sign * booking.memory_mib
         for uuid, share in booking.allocation.held().items():
-            card = books.cards[uuid]
+            card = node_books.cards[uuid]
             card.add(share, sign)
             if card.gpu is not None:
                 for need, room in zip(self._class.needs, self._room, strict=True):
@@ -246,3 +250,26 @@ def budgets_of(
         and pod.metadata.name not in budget.status.disrupted_pods
         and matches(budget, pod)
     )
+
+
+class DisruptionBudgets:
+    """All budgets of the cluster."""
+
+    def __init__(self, store: Store[PodDisruptionBudget]) -> None:
+        self._store = store
+
+    def of(self, pod: Pod) -> tuple[Hashable, ...]:
+        """The budgets that an eviction of this pod is taken off."""
+        return budgets_of(pod, list(self._store), matches=_covers) if len(self._store) else ()
+
+    def allowances(self) -> dict[Hashable, int]:
+        """How many evictions each allows now."""
+        return allowances(self._store)
+
+
+def _covers(budget: PodDisruptionBudget, pod: Pod) -> bool:
+    try:
+        selector = msgspec.convert(budget.spec.selector, RawLabelSelector | None)
+    except msgspec.ValidationError:
+        return True  # a budget that cannot be read may mean this pod
+    return label_selector(selector).matches(pod.metadata.labels)

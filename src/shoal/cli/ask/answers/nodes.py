@@ -13,7 +13,7 @@ from shoal.placement.books.ledger import CardBooks, NodeBooks
 from shoal.placement.classes import PodClass
 from shoal.placement.policy import CARD_FIT, FILTERS
 from shoal.scheduler.feasibility.feasibility import Verdict
-from shoal.scheduler.telling.words import CARDS
+from shoal.scheduler.reporting.diagnosis import CARDS
 
 #: The name under which the engine's own look at CPU and memory stands beside kube-scheduler's filters.
 RESOURCES = "NodeResourcesFit"
@@ -108,7 +108,7 @@ class _Told:
         )
 
     def _refused(self, row: int, node: NodeBooks) -> tuple[str, str, bool] | None:
-        reasons = [one for one in self._verdict.refusals if one.rows[row]]
+        reasons = [one for one in self._verdict.rejections if one.rows[row]]
         if reasons:
             return reasons[0].filter, ", ".join(one.reason for one in reasons), reasons[0].resolvable
         if node.name in self._promised:

@@ -10,7 +10,7 @@ from shoal.cli.ask.answers.nodes import Answer
 from shoal.cli.ask.picture.picture import Picture, full_name
 from shoal.kube.objects.pod import Pod
 from shoal.placement.books.columns import BoolArray
-from shoal.scheduler.preemption.search import EngineFit, OnNode, candidate_limit, choose, refusal
+from shoal.scheduler.preemption.search import EngineFit, PodOnNode, candidate_limit, choose, refusal
 
 Fits = Callable[[str, frozenset[str]], bool]
 
@@ -86,10 +86,10 @@ def _names(picture: Picture, candidates: BoolArray) -> list[str]:
     return [picture.engine.ledger.node_at(int(row)).name for row in order]
 
 
-def _on_node(picture: Picture, name: str) -> list[OnNode]:
+def _on_node(picture: Picture, name: str) -> list[PodOnNode]:
     node = picture.engine.ledger.node(name)
     return [
-        OnNode(
+        PodOnNode(
             uid=uid,
             priority=pod.spec.priority or 0,
             started=pod.status.start_time,

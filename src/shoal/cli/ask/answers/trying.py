@@ -58,7 +58,7 @@ def try_out(picture: Picture, workload: Workload, *, details: int) -> Tried:
     known = {key_of(claim) for claim in picture.facts.claims}
     for claim in workload.claims:
         if key_of(claim) not in known:
-            picture.books.cluster.set_claim(claim)
+            picture.books.tables.set_claim(claim)
     placed: list[Placed] = []
     refused, lacking, asks = "", None, ""
     try:

@@ -7,7 +7,7 @@ from shoal.cli.ask.answers.room import Room, least_clearing, preempts
 from shoal.cli.ask.answers.smaller import would_fit_mib
 from shoal.cli.ask.picture.picture import Picture
 from shoal.kube.objects.pod import Pod
-from shoal.scheduler.telling.words import diagnose
+from shoal.scheduler.reporting.diagnosis import diagnose
 
 
 class Unplaced(Answer, frozen=True):

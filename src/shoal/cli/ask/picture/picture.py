@@ -18,7 +18,7 @@ from shoal.kube.objects.meta import ObjectReference
 from shoal.kube.objects.pod import Pod
 from shoal.kube.objects.policy import PodDisruptionBudget
 from shoal.kube.resources import key_of
-from shoal.kube.store import Change, Kind, Store
+from shoal.kube.store import Change, ChangeType, Store
 from shoal.model.allocation import Allocation
 from shoal.model.contract import keti, kubernetes
 from shoal.model.errors import RequestError, shown
@@ -28,12 +28,12 @@ from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
 from shoal.placement.policies import policy_named
 from shoal.placement.policy import Policy
-from shoal.scheduler.books.books import Books
-from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.feasibility import Feasibility, Verdict
-from shoal.scheduler.keti_policy import KetiPolicy
-from shoal.scheduler.preemption.budgets import Budgets
-from shoal.scheduler.queue.standing import Standing, standing_of
+from shoal.scheduler.feasibility.tables import ClusterTables
+from shoal.scheduler.keti_policy import KetiPolicyReader
+from shoal.scheduler.preemption.search import DisruptionBudgets
+from shoal.scheduler.queue.order import Standing, standing_of
+from shoal.scheduler.state.cluster_state import ClusterState
 
 _FINISHED = ("Succeeded", "Failed")
 T = TypeVar("T")
@@ -65,10 +65,10 @@ class Picture:
         self.facts = facts
         self.in_force = in_force(facts) if policy is None else _asked_for(facts, policy)
         self.engine = Engine(Ledger(), self.in_force.policy)
-        cluster = Cluster()
+        cluster = ClusterTables()
         #: What is wrong with nodes and pods: the object and the words, as the scheduler would tell it.
         self.reports: list[tuple[str, str]] = []
-        self.books = Books(
+        self.books = ClusterState(
             self.engine,
             cluster,
             unit=facts.settings.memory_unit,
@@ -76,14 +76,14 @@ class Picture:
             report=lambda obj, reason, text: self.reports.append((obj.metadata.name, text)),
         )
         self.feasibility = Feasibility(cluster)
-        self.budgets = Budgets(_store(facts.budgets))
+        self.budgets = DisruptionBudgets(_store(facts.budgets))
         self._promised: list[tuple[Standing, str, str]] = []
         self._take_in_all_but_pods()
         for pod in sorted(facts.pods if pods is None else pods, key=born):
             self._take_in(pod)
 
     def _take_in_all_but_pods(self) -> None:
-        facts, cluster = self.facts, self.books.cluster
+        facts, cluster = self.facts, self.books.tables
         # As the API server lists them: of equal nodes the first is taken.
         _each(sorted(facts.nodes, key=key_of), self.books.on_node)
         _each(facts.config_maps, self.books.on_config_map)
@@ -97,7 +97,7 @@ class Picture:
             cluster.set_storage_class(storage_class)
 
     def _take_in(self, pod: Pod) -> None:
-        self.books.on_pod(Change(Kind.ADDED, None, pod))
+        self.books.on_pod(Change(ChangeType.ADDED, None, pod))
         if not waits(pod):
             return
         if pod.status.nominated_node_name:
@@ -152,7 +152,7 @@ class Picture:
 
     def promise_volumes(self, pod: Pod, node: str) -> None:
         """The pod goes there: volumes that it would be given are not for the next one."""
-        cluster = self.books.cluster
+        cluster = self.books.tables
         for decision in self.feasibility.volume_decisions(pod, node) if pod.spec.volumes else ():
             claim = decision.claim.metadata
             if decision.volume is None:
@@ -174,7 +174,7 @@ def in_force(facts: Facts) -> InForce:
     """KETI's policy where its ConfigMap is, else the configured one."""
     settings = facts.settings
     configured = policy_named(settings.policy)
-    follower = KetiPolicy(configured, namespaces=settings.policy_namespaces)
+    follower = KetiPolicyReader(configured, namespaces=settings.policy_namespaces)
     policy, problems = configured, list[str]()
     for configmap in facts.config_maps:
         if follower.concerns(configmap):
@@ -221,7 +221,7 @@ def full_name(pod: Pod) -> str:
 
 def _each(objects: Iterable[T], hear: Callable[[Change[T]], None]) -> None:
     for obj in objects:
-        hear(Change(Kind.ADDED, None, obj))
+        hear(Change(ChangeType.ADDED, None, obj))
 
 
 def _store(budgets: Iterable[PodDisruptionBudget]) -> Store[PodDisruptionBudget]:

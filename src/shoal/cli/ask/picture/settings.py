@@ -21,7 +21,7 @@ from shoal.model.contract import gpushare, kubernetes, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError
 from shoal.placement.policies import POLICIES
-from shoal.scheduler.config import Config
+from shoal.scheduler.config import SchedulerConfig
 
 CONFIGMAP: Final[Key] = (gpushare.EXTENDER_NAMESPACE, "shoal-scheduler")
 _KEY: Final = "scheduler.yaml"
@@ -56,11 +56,11 @@ def settings_of(
         memory_unit=unit or unit_of(nodes),
         policy=policy,
         policy_from=known_from,
-        policy_namespaces=Config().policy_namespaces,
+        policy_namespaces=SchedulerConfig().policy_namespaces,
     ), problems
 
 
-def _read(text: str) -> Config:
+def _read(text: str) -> SchedulerConfig:
     from shoal.cli.ask.documents import documents
 
     if len(text) > _MAX_TEXT:
@@ -69,7 +69,7 @@ def _read(text: str) -> Config:
     if len(given) > 1:
         raise ValueError(f"they are {len(given)} documents")
     try:
-        return msgspec.convert((given and given[0]) or {}, Config, strict=False)
+        return msgspec.convert((given and given[0]) or {}, SchedulerConfig, strict=False)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
 

@@ -21,7 +21,7 @@ from shoal.model.gpu import NodeGpus
 from shoal.model.node import node_gpus
 from shoal.model.pod import request_of
 from shoal.model.request import Request, Share
-from shoal.scheduler.books.bookings import claims_for_nothing
+from shoal.scheduler.state.holdings import claims_for_nothing
 
 _FINISHED: Final = ("Succeeded", "Failed")
 #: A scheduler that is there says something within this time.
