@@ -30,7 +30,7 @@ test: .venv/.installed
 
 test-kube: ## Run the suites that need a real Kubernetes, built first if need be (KUBE_VERSION=1.32.2 for another)
 test-kube: kube
-	@$(PY) -m pytest -m kube $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $$(($$(nproc) * 3 / 2)) --dist loadfile -m kube $(ARGS)
 
 chaos: ## Run 2,000 pods on a real API server while schedulers are killed and connections break (5 minutes)
 chaos: kube

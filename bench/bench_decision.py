@@ -19,8 +19,8 @@ import numpy as np
 import bench.results as results
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.request import ContainerRequest, Request, Share
-from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
+from shoal.placement.ledger import Ledger
 from shoal.placement.policies import POLICIES
 
 SIZES = (100, 1_000, 5_000, 10_000)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import bench.results as results
-from shoal.cli.embedded.cluster import Cluster, Plan
+from shoal.cli.embedded import EmbeddedCluster, EmbeddedPlan
 from shoal.embedded import kinds as embedded
 from shoal.embedded.kinds import Kind
 from shoal.embedded.nodes.cluster import few
@@ -34,7 +34,7 @@ async def start_up() -> float:
     """Seconds from nothing to a small cluster that is ready."""
     with tempfile.TemporaryDirectory(prefix="shoal-") as directory:
         started = time.monotonic()
-        async with Cluster(Plan(few(3, "4xA30-24G")), Path(directory)) as cluster:
+        async with EmbeddedCluster(EmbeddedPlan(few(3, "4xA30-24G")), Path(directory)) as cluster:
             await cluster.ready()
             return time.monotonic() - started
 
@@ -58,7 +58,7 @@ async def create(client: Client, count: int) -> None:
     await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
 
 
-def all_running(cluster: Cluster, count: int) -> asyncio.Event:
+def all_running(cluster: EmbeddedCluster, count: int) -> asyncio.Event:
     """Set when that many pods run; told by the store, since asking over HTTP would cost more than it tells."""
     running: set[str] = set()
     over = asyncio.Event()
@@ -85,7 +85,10 @@ async def measure() -> list[results.Row]:
     rows = [results.below("start-up, 3 nodes", await start_up(), "s", START_SECONDS)]
     with tempfile.TemporaryDirectory(prefix="shoal-") as directory:
         started, cpu = time.monotonic(), time.process_time()
-        async with Cluster(Plan(few(NODES, GPUS)), Path(directory)) as cluster, cluster.client() as client:
+        async with (
+            EmbeddedCluster(EmbeddedPlan(few(NODES, GPUS)), Path(directory)) as cluster,
+            cluster.client() as client,
+        ):
             await cluster.ready()
             rows.append(results.Row(f"start-up, {NODES} nodes x 8 with agents", time.monotonic() - started, "s"))
             rows.append(results.Row("the same by CPU time", time.process_time() - cpu, "CPU-s"))

@@ -28,8 +28,8 @@ from shoal.kube.store import Change, ChangeType
 from shoal.model.contract import gpushare, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu
-from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
+from shoal.placement.ledger import Ledger
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.binder import Binder
 from shoal.scheduler.extender.filtering import OFFER_ALL, OfferRule

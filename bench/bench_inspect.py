@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import bench.results as results
-from shoal.cli.inspect.forms.summary import summary
-from shoal.cli.inspect.objects import NODES, PODS, Node, Pod
-from shoal.cli.inspect.tally import Tally
+from shoal.analysis.inspect.objects import NODES, PODS, PartialNode, PartialPod
+from shoal.analysis.inspect.reader import UseReader
+from shoal.cli.inspect.tables import summary
 from shoal.kube.access.load import load_access
 from shoal.kube.client import Client
 from shoal.kube.codec import codec_of
@@ -132,10 +132,10 @@ async def parts(client: Client) -> list[results.Row]:
         client.request("GET", "/api/v1/nodes"), client.request("GET", "/api/v1/pods", query=query)
     )
     answered = time.perf_counter()
-    nodes: tuple[Node, ...] = codec_of(NODES.type).page(of_nodes, asked="nodes").items or ()
-    pods: tuple[Pod, ...] = codec_of(PODS.type).page(of_pods, asked="pods").items or ()
+    nodes: tuple[PartialNode, ...] = codec_of(NODES.type).page(of_nodes, asked="nodes").items or ()
+    pods: tuple[PartialPod, ...] = codec_of(PODS.type).page(of_pods, asked="pods").items or ()
     decoded = time.perf_counter()
-    cluster = Tally().of(nodes, pods)
+    cluster = UseReader().of(nodes, pods)
     counted = time.perf_counter()
     summary(cluster.sharing, cluster.unit)
     done = time.perf_counter()

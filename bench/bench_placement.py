@@ -13,8 +13,7 @@ from statistics import fmean
 import click
 
 from bench import results, traces
-from shoal.cli.simulate.parameters import names, seeds
-from shoal.cli.simulate.progress import listening
+from shoal.cli.simulate import listening, names, seeds
 from shoal.simulate.cluster import POLICY_NAMES
 from shoal.simulate.report.table import table
 from shoal.simulate.runs import Comparison, compare_static, processors

@@ -4,7 +4,7 @@ import os
 
 from hypothesis import settings
 
-pytest_plugins = ["tests.testbed.plugin", "tests.testbed.node_fixtures"]
+pytest_plugins = ["tests.testbed.plugin", "tests.testbed.node_fixtures", "tests.testbed.side_by_side"]
 
 # Machines are shared: slowness of one example is not a failure. CI judges a change by the same examples every time;
 # everyone's own runs go on looking for new ones.

@@ -10,28 +10,26 @@ from typing import Any
 
 import msgspec
 
-from shoal.agent.config import Config
-from shoal.agent.follow import Follow
-from shoal.agent.health.on_node import NodeHealth
+from shoal.agent.config import AgentConfig
+from shoal.agent.device_plugin.calls import DevicePluginCalls
+from shoal.agent.device_plugin.decisions import Decisions
+from shoal.agent.device_plugin.edits import DeviceListStrategy
+from shoal.agent.device_plugin.matching import MatchByAmount
+from shoal.agent.device_plugin.serving import DevicePlugins
+from shoal.agent.device_plugin.specs import CdiSpecs, qualified
+from shoal.agent.device_plugin.start_check import StartCheck
+from shoal.agent.health.node_health import NodeHealth
 from shoal.agent.limits import NO_LIMITS
-from shoal.agent.node.cards import Cards
+from shoal.agent.node.annotations import PodAnnotations
+from shoal.agent.node.cards import NodeCards
 from shoal.agent.node.cgroups import PodCgroups
+from shoal.agent.node.checkpoint import KubeletCheckpoint
 from shoal.agent.node.given import GivenFiles
 from shoal.agent.node.object import NodeObject
-from shoal.agent.node.paths import HostPaths
 from shoal.agent.node.pods import NodePods
-from shoal.agent.node.runtimes import Strategy
-from shoal.agent.nvidia.source import ConfigSource
-from shoal.agent.plugins.serving import Serving
-from shoal.agent.starts.answers import Answers
-from shoal.agent.starts.decisions import Decisions
-from shoal.agent.starts.evidence.checkpoint import Checkpoint
-from shoal.agent.starts.evidence.identity import PodResources
-from shoal.agent.starts.gate import Gate
-from shoal.agent.starts.grants import Grants
-from shoal.agent.starts.marks import Marks
-from shoal.agent.starts.partitions import PartitionStarts
-from shoal.agent.starts.specs import Specs, qualified
+from shoal.agent.nvidia.config import ConfigSource
+from shoal.agent.nvidia.partitions import PartitionStarts
+from shoal.agent.reconcile import Reconciler
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.simulated import SimulatedNvml
 from shoal.kube.access.credentials import Access, StoredCredential
@@ -40,6 +38,8 @@ from shoal.kube.events import Recorder
 from shoal.kube.objects.pod import Pod
 from shoal.kube.store import Change, ChangeType
 from shoal.kubelet.api import deviceplugin_pb2 as api
+from shoal.kubelet.host_paths import HostPaths
+from shoal.kubelet.pod_resources import PodResourcesClient
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.contract import gpushare, shoal
 from shoal.model.contract.gpushare import MemoryUnit
@@ -53,7 +53,7 @@ class Scene:
     """The parts that follow pods, on a node whose API server and kubelet are silent."""
 
     def __init__(self, folder: Path, cards: object = "8xA100-80G") -> None:
-        config = Config(node_name="n")
+        config = AgentConfig(node_name="n")
         self.paths = paths = HostPaths(
             device_plugins=folder,
             pod_resources=folder / "s",
@@ -64,7 +64,7 @@ class Scene:
         )
         client = Client(Access("http://127.0.0.1:1", StoredCredential()))
         recorder = Recorder(client, "test")
-        driver = Cards(lambda: SimulatedNvml(parse_cards(cards), clock=lambda: 1.0))
+        driver = NodeCards(lambda: SimulatedNvml(parse_cards(cards), clock=lambda: 1.0))
         driver.open()
         self.node = NodeObject(client, "n")
         source = ConfigSource(config, client, self.node, recorder, last=None, changed=lambda: None)
@@ -76,25 +76,25 @@ class Scene:
             files=GivenFiles(paths.given),
             runs=PodCgroups(paths.pod_cgroups).runs,
         )
-        self.checkpoint = Checkpoint(paths.checkpoint)
-        self.specs = Specs(paths)
-        gate = Gate(self.pods, self.specs, unit=UNIT, limits=NO_LIMITS, isolated=lambda: True)
+        self.checkpoint = KubeletCheckpoint(paths.checkpoint)
+        self.specs = CdiSpecs(paths)
+        check = StartCheck(self.pods, self.specs, unit=UNIT, limits=NO_LIMITS, isolated=lambda: True)
         decisions = Decisions(client, self.pods, self.checkpoint, unit=UNIT, chooses=True, now_ns=time.time_ns)
-        self.grants = Grants(
+        self.calls = DevicePluginCalls(
             recorder,
             self.pods,
             self.specs,
             self.checkpoint,
-            PodResources(paths.pod_resources),
-            gate,
+            PodResourcesClient(paths.pod_resources),
+            check,
             decisions,
-            Answers(self.pods, self.checkpoint, gate, decisions, by_mounts=False, clock=time.monotonic),
+            MatchByAmount(client, self.pods, self.checkpoint, check, decisions, by_mounts=False, clock=time.monotonic),
             PartitionStarts(self.pods, self.specs, unit=UNIT, by_mounts=False),
-            strategy=Strategy.CDI_CRI,
+            strategy=DeviceListStrategy.CDI_CRI,
             nonce=lambda: "0",
         )
-        self.serving = Serving(paths, allocate=self.grants.allocate, pre_start=self.grants.pre_start)
-        self.follow = Follow(
+        self.serving = DevicePlugins(paths, allocate=self.calls.allocate, pre_start=self.calls.pre_start)
+        self.follow = Reconciler(
             config,
             self.pods,
             self.checkpoint,
@@ -102,9 +102,9 @@ class Scene:
             source,
             health,
             self.serving,
-            self.grants,
+            self.calls,
             NO_LIMITS,
-            Marks(client, self.pods, recorder, self.grants.isolation, self.grants.record),
+            PodAnnotations(client, self.pods, recorder, self.calls.isolation, self.calls.record),
             wake=asyncio.Event(),
             trouble=lambda words: None,
         )

@@ -12,10 +12,9 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from shoal.agent import app as agent
-from shoal.agent.config import Config
+from shoal.agent.config import AgentConfig
 from shoal.agent.limits import cgroup
-from shoal.agent.node.paths import HostPaths
-from shoal.cli.embedded.cluster import Cluster, Plan
+from shoal.cli.embedded import EmbeddedCluster, EmbeddedPlan
 from shoal.cli.main import main
 from shoal.embedded.nodes.app import Nodes
 from shoal.embedded.nodes.cluster import few
@@ -24,6 +23,7 @@ from shoal.embedded.nodes.gpus import visible_cards
 from shoal.embedded.nodes.host import HookCall, Host
 from shoal.embedded.nodes.pods.states import Running, Timing
 from shoal.kube.access.credentials import Access
+from shoal.kubelet.host_paths import HostPaths
 from tests.attacks.arena import Given, Object
 from tests.kubelet.device_plugin import PluginLoop
 from tests.suites.connection import Connection
@@ -35,10 +35,10 @@ MEBIBYTE = 2**20
 TIMING = Timing(retry=0.5, back_off=0.5, max_back_off=1.0, reconcile=2.0)
 
 
-class Walled(Cluster):
+class Walled(EmbeddedCluster):
     """The cluster of `shoal up` with what its agents need to build walls, and agents that can be started again."""
 
-    def __init__(self, plan: Plan, directory: Path) -> None:
+    def __init__(self, plan: EmbeddedPlan, directory: Path) -> None:
         super().__init__(plan, directory)
         self.nodes = Nodes(self.api, plan.nodes, directory / "n", timing=TIMING)
         self._program = directory / cgroup.PROGRAM
@@ -78,7 +78,7 @@ class Walled(Cluster):
             pod_cgroups=host.folders.cgroups,
             cgroup2=root / "cgroup.controllers",
         )
-        config = Config(
+        config = AgentConfig(
             node_name=host.spec.name,
             memory_unit=self.plan.unit,
             host="127.0.0.1",
@@ -136,7 +136,7 @@ class EmbeddedArena:
     def __init__(self, loop: PluginLoop) -> None:
         self._loop = loop
         self._folder = tempfile.TemporaryDirectory(prefix="sa-")
-        self.cluster = Walled(Plan(few(2, "2xA30-24G")), Path(self._folder.name))
+        self.cluster = Walled(EmbeddedPlan(few(2, "2xA30-24G")), Path(self._folder.name))
         self._ready, self._over = asyncio.Event(), asyncio.Event()
         self._life = loop.run(self._begin())
         self.api = Connection(self.cluster.kubeconfig)

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 from click.testing import CliRunner
 
-from shoal.cli.embedded.demo import demo
+from shoal.cli.demo import demo
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

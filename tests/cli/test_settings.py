@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.agent.config import Config as AgentConfig
+from shoal.agent.config import AgentConfig
 from shoal.cli.main import main
-from shoal.cli.services.settings import OneLine, SettingsError, escaped, load
+from shoal.cli.settings import OneLine, ServiceSettingsError, escaped, load
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.scheduler.config import SECRET, SchedulerConfig, TlsConfig
 
@@ -103,7 +103,7 @@ def test_without_a_file_the_flags_are_all() -> None:
     ],
 )
 def test_what_cannot_be_used_is_named(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(SettingsError, match=str(tmp_path)) as told:
+    with pytest.raises(ServiceSettingsError, match=str(tmp_path)) as told:
         scheduler(tmp_path, text)
     assert words in str(told.value)
 
@@ -122,7 +122,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, text: str, words: str) -> 
 def test_what_the_agent_cannot_use_is_named(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "agent.yaml"
     path.write_text(text)
-    with pytest.raises(SettingsError, match=str(path)) as told:
+    with pytest.raises(ServiceSettingsError, match=str(path)) as told:
         load(AgentConfig, path, {}, command="agent")
     assert words in str(told.value)
 
@@ -141,7 +141,7 @@ def test_no_file_does_worse_than_a_message(tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_text(yaml.safe_dump(document))
     for kind, command in ((AgentConfig, "agent"), (SchedulerConfig, "scheduler")):
-        with contextlib.suppress(SettingsError):
+        with contextlib.suppress(ServiceSettingsError):
             assert isinstance(load(kind, path, {}, command=command), kind)
 
 
@@ -159,7 +159,7 @@ def test_what_is_logged_stays_on_its_line() -> None:
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
-    with pytest.raises(SettingsError, match="/nowhere cannot be read: No such file"):
+    with pytest.raises(ServiceSettingsError, match="/nowhere cannot be read: No such file"):
         load(SchedulerConfig, Path("/nowhere"), {}, command="scheduler")
 
 

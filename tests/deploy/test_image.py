@@ -3,7 +3,7 @@
 import re
 import tomllib
 
-from shoal.agent.config import Config
+from shoal.agent.config import AgentConfig
 from shoal.agent.limits import cgroup
 from tests.agent.hook import CONTAINERFILE, SOURCE
 
@@ -21,7 +21,7 @@ def test_sources_are_there() -> None:
 
 
 def test_hook_lies_where_the_agent_takes_it_from() -> None:
-    assert f"COPY --from=hook /{cgroup.PROGRAM} {Config(node_name='n').limit_hook}" in LINES
+    assert f"COPY --from=hook /{cgroup.PROGRAM} {AgentConfig(node_name='n').limit_hook}" in LINES
 
 
 def test_python_is_one_that_the_package_takes_and_the_base_is_named_without_a_registry() -> None:

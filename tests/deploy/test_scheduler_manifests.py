@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from shoal import __version__
-from shoal.cli.services.settings import load
+from shoal.cli.settings import load
 from shoal.model.contract import gpushare, keti, shoal
 from shoal.scheduler.config import PORT_HEALTH, SECRET, SchedulerConfig
 from shoal.scheduler.kube_scheduler import MOUNTED, SchedulerMode, configuration

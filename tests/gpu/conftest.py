@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.gpu.protocol import Driver
-from shoal.gpu.simulated.driver import NEWEST
+from shoal.gpu.simulated import NEWEST
 from tests.gpu.machines import Machine, ShimMachine, SimulatedMachine
 from tests.testbed.nvml.shim import Shim, build
 

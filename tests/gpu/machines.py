@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.nvml import open_nvml
 from shoal.gpu.protocol import Driver, Nvml
-from shoal.gpu.simulated import SimulatedNvml
-from shoal.gpu.simulated.driver import NEWEST
+from shoal.gpu.simulated import NEWEST, SimulatedNvml
 from tests.testbed.nvml.shim import Shim, describe
 
 

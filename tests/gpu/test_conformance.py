@@ -9,7 +9,16 @@ import pytest
 
 from shoal.gpu.errors import GpuError, LostCardError, NoCgroupError, NotSupportedError, UnknownCardError
 from shoal.gpu.inventory import gpus
-from shoal.gpu.protocol import ComputeMode, Driver, Event, EventKind, Events, MemoryLimit, Process, limits_memory
+from shoal.gpu.protocol import (
+    CardEvent,
+    CardEvents,
+    ComputeMode,
+    Driver,
+    EventKind,
+    MemoryLimit,
+    Process,
+    limits_memory,
+)
 from shoal.model.contract.shoal import decode_gpus, encode_gpus
 from tests.gpu.machines import Machine
 
@@ -107,7 +116,7 @@ def test_many_threads_at_once(machine: Make) -> None:
         looks = [threads.submit(look) for _ in range(3)]
         waiting = threads.submit(next_of, events, EventKind.LOST)
         stage.change(lambda cards: cards.lose(first))
-        assert waiting.result() == Event(EventKind.LOST, first)
+        assert waiting.result() == CardEvent(EventKind.LOST, first)
         stage.change(lambda cards: cards.restore(first))
         assert all(look.result() <= 60 for look in looks)
     events.close()
@@ -180,7 +189,7 @@ def test_memory_limits_need_a_new_driver_and_no_mig(
         nvml.cgroup_memory(uuid, str(tmp_path))
 
 
-def next_of(events: Events, kind: EventKind) -> Event:
+def next_of(events: CardEvents, kind: EventKind) -> CardEvent:
     """The next event of a kind; others before it are dropped."""
     while True:
         event = events.wait(60)
@@ -197,9 +206,9 @@ def test_events_come_in_order_and_once(machine: Make) -> None:
     stage.change(lambda cards: cards.raise_xid(second, 48))
     stage.change(lambda cards: cards.count_ecc(first, corrected=1, uncorrected=1))
     assert [events.wait(60) for _ in range(3)] == [
-        Event(EventKind.XID, second, 48),
-        Event(EventKind.ECC_CORRECTED, first),
-        Event(EventKind.ECC_UNCORRECTED, first),
+        CardEvent(EventKind.XID, second, 48),
+        CardEvent(EventKind.ECC_CORRECTED, first),
+        CardEvent(EventKind.ECC_UNCORRECTED, first),
     ]
     assert events.wait(0) is None
     assert stage.nvml.sample(first).ecc_uncorrected == 1
@@ -211,14 +220,14 @@ def test_two_watches_see_the_same(machine: Make) -> None:
     uuid = stage.nvml.survey().cards[0].uuid
     watches = [stage.nvml.watch(), stage.nvml.watch()]
     stage.change(lambda cards: cards.raise_xid(uuid, 63))
-    assert [watch.wait(60) for watch in watches] == [Event(EventKind.XID, uuid, 63)] * 2
+    assert [watch.wait(60) for watch in watches] == [CardEvent(EventKind.XID, uuid, 63)] * 2
     for watch in watches:
         watch.close()
 
 
 def test_a_closed_watch_ends_the_wait(machine: Make) -> None:
     events = machine("T4").nvml.watch()
-    answers: list[Event | None] = []
+    answers: list[CardEvent | None] = []
     waiting = threading.Thread(target=lambda: answers.append(events.wait(3600)), name="wait")
     waiting.start()
     events.close()
@@ -232,7 +241,7 @@ def test_a_card_is_lost_and_comes_back(machine: Make) -> None:
     first, second = stage.nvml.survey().cards
     stage.change(lambda cards: cards.add_process(first.uuid, 7, GIB, 10))
     stage.change(lambda cards: cards.lose(first.uuid))
-    assert next_of(events, EventKind.LOST) == Event(EventKind.LOST, first.uuid)
+    assert next_of(events, EventKind.LOST) == CardEvent(EventKind.LOST, first.uuid)
     with pytest.raises(LostCardError, match="reset"):
         stage.nvml.sample(first.uuid)
     with pytest.raises(LostCardError):
@@ -243,13 +252,13 @@ def test_a_card_is_lost_and_comes_back(machine: Make) -> None:
     assert "lost" in lost.fault
     assert (alive.healthy, alive.fault) == (False, "xid 48")
     stage.change(lambda cards: cards.raise_xid(second.uuid, 48))
-    assert next_of(events, EventKind.XID) == Event(EventKind.XID, second.uuid, 48)
+    assert next_of(events, EventKind.XID) == CardEvent(EventKind.XID, second.uuid, 48)
     stage.change(lambda cards: cards.restore(first.uuid))
-    assert next_of(events, EventKind.BACK) == Event(EventKind.BACK, first.uuid)
+    assert next_of(events, EventKind.BACK) == CardEvent(EventKind.BACK, first.uuid)
     assert stage.nvml.sample(first.uuid).processes == ()
     assert stage.nvml.survey().cards == (first, second)
     stage.change(lambda cards: cards.raise_xid(first.uuid, 31))
-    assert next_of(events, EventKind.XID) == Event(EventKind.XID, first.uuid, 31)
+    assert next_of(events, EventKind.XID) == CardEvent(EventKind.XID, first.uuid, 31)
     events.close()
 
 
@@ -268,5 +277,5 @@ def test_a_card_lost_before_the_watch_reports_only_its_return(machine: Make) -> 
     events = stage.nvml.watch()
     assert events.wait(0) is None
     stage.change(lambda cards: cards.restore(uuid))
-    assert events.wait(60) == Event(EventKind.BACK, uuid)
+    assert events.wait(60) == CardEvent(EventKind.BACK, uuid)
     events.close()

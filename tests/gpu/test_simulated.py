@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.gpu import physics
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.errors import GpuError, LostCardError, OutOfMemoryError, UnknownCardError
 from shoal.gpu.models import named
-from shoal.gpu.protocol import ComputeMode, Event, EventKind, MemoryLimit
-from shoal.gpu.simulated import SimulatedNvml, physics
+from shoal.gpu.protocol import CardEvent, ComputeMode, EventKind, MemoryLimit
+from shoal.gpu.simulated import SimulatedNvml
 from tests.gpu.machines import Clock
 
 GIB = 2**30
@@ -222,7 +223,7 @@ def test_a_card_described_as_broken_reports_it_to_every_watch() -> None:
     nvml = simulated(["A30", {"model": "T4", "xid": 79}])
     for _ in range(2):
         watch = nvml.watch()
-        assert watch.wait(0) == Event(EventKind.XID, nvml.uuids()[1], 79)
+        assert watch.wait(0) == CardEvent(EventKind.XID, nvml.uuids()[1], 79)
         assert watch.wait(0) is None
 
 

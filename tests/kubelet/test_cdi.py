@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.kubelet import cdi
+from shoal.kubelet.errors import CdiError, UnresolvableError
 
 GOOD = {
     "cdiVersion": "0.6.0",
@@ -81,7 +82,7 @@ def test_reads_json_and_yaml(tmp_path: Path, name: str) -> None:
 )
 def test_refuses(tmp_path: Path, content: object, words: str) -> None:
     path = put(tmp_path, "spec.json", content)
-    with pytest.raises(cdi.CdiError, match=words) as refused:
+    with pytest.raises(CdiError, match=words) as refused:
         cdi.read(path)
     assert str(path) in str(refused.value)
     found = cdi.load([tmp_path])
@@ -90,9 +91,9 @@ def test_refuses(tmp_path: Path, content: object, words: str) -> None:
 
 
 def test_refuses_what_is_too_long_or_not_there(tmp_path: Path) -> None:
-    with pytest.raises(cdi.CdiError, match="No such file"):
+    with pytest.raises(CdiError, match="No such file"):
         cdi.read(tmp_path / "none.json")
-    with pytest.raises(cdi.CdiError, match="longer than"):
+    with pytest.raises(CdiError, match="longer than"):
         cdi.read(put(tmp_path, "long.json", " " * (cdi.MAX_BYTES + 1)))
 
 
@@ -112,10 +113,10 @@ def test_writes_whole_files_and_only_good_ones(tmp_path: Path) -> None:
     again = msgspec.structs.replace(spec, devices=(cdi.Device("y", edits),))
     assert cdi.write(folder, again, "pod/1") == path
     assert list(cdi.load([folder]).devices) == ["shoal.dev/share=y"]
-    with pytest.raises(cdi.CdiError, match="refused to write"):
+    with pytest.raises(CdiError, match="refused to write"):
         cdi.write(folder, msgspec.structs.replace(spec, devices=()), "pod/1")
     (tmp_path / "file").write_text("")
-    with pytest.raises(cdi.CdiError, match="failed to write"):
+    with pytest.raises(CdiError, match="failed to write"):
         cdi.write(tmp_path / "file", spec, "x")
 
 
@@ -133,7 +134,7 @@ def test_names_nobody_knows(tmp_path: Path) -> None:
     put(tmp_path, ".draft.json", changed(kind="example.com/draft"))
     put(tmp_path, "readme.txt", "no spec")
     found = cdi.load([tmp_path / "none", tmp_path])
-    with pytest.raises(cdi.UnresolvableError) as missing:
+    with pytest.raises(UnresolvableError) as missing:
         cdi.resolve(["example.com/gpu=one", "example.com/gpu=3", "example.com/draft=one"], found)
     assert str(missing.value) == "unresolvable CDI devices example.com/gpu=3, example.com/draft=one"
 
@@ -147,7 +148,7 @@ def test_the_later_folder_wins_and_equal_ones_disagree(tmp_path: Path) -> None:
     put(tmp_path / "run", "b.json", changed(devices=device(env=["CARD=other"])))
     found = cdi.load([tmp_path / "etc", tmp_path / "run"])
     assert "conflicting device 'example.com/gpu=one'" in found.errors[0]
-    with pytest.raises(cdi.UnresolvableError):
+    with pytest.raises(UnresolvableError):
         cdi.resolve(["example.com/gpu=one"], found)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.gpu import Gpu, Link, NodeGpus
 from shoal.model.request import ANY_CARD, CardSelector, ContainerKind, ContainerRequest, Request, Share
-from shoal.placement.books.ledger import Booking, Ledger
+from shoal.placement.ledger import Booking, Ledger
 
 GIB = 1024
 WHOLE = Share(exclusive=True)

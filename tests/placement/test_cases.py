@@ -33,14 +33,11 @@ from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.node import node_gpus
 from shoal.model.pod import request_of
 from shoal.model.request import Request, Share
-from shoal.placement.baselines.fgd import fgd_policy
-from shoal.placement.books.ledger import Ledger
 from shoal.placement.classes import PodClass
 from shoal.placement.engine import Engine
 from shoal.placement.explain import refusals
-from shoal.placement.policies import policy_named, preferring
-from shoal.placement.policy import Policy
-from shoal.placement.scores.keti import keti_policy
+from shoal.placement.ledger import Ledger
+from shoal.placement.policies import Policy, fgd_policy, keti_policy, policy_named, preferring
 from tests.cases import read_cases
 from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node
 

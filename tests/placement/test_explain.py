@@ -9,10 +9,10 @@ import pytest
 
 from shoal.model.allocation import Allocation
 from shoal.model.request import Request, Share
-from shoal.placement.books.ledger import Ledger
 from shoal.placement.classes import PodClass
 from shoal.placement.engine import Engine
 from shoal.placement.explain import refusals
+from shoal.placement.ledger import Ledger
 from shoal.placement.policies import policy_named
 from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node, request, uuid_of
 from tests.placement.test_reference import World, disturb, random_nodes, random_request

@@ -6,9 +6,9 @@ import pytest
 
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.request import Share
-from shoal.placement.books.ledger import Booking, Ledger
 from shoal.placement.engine import Engine
 from shoal.placement.errors import BookingError
+from shoal.placement.ledger import Booking, Ledger
 from shoal.placement.policies import policy_named
 from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node, request, uuid_of
 

@@ -20,9 +20,9 @@ from shoal.model.contract.shoal import ANNOTATION_ALLOCATION, decode_allocation,
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.pod import request_of
 from shoal.model.request import ContainerKind, Share
-from shoal.placement.books.ledger import Booking, Ledger, OverBooked
 from shoal.placement.engine import Engine
 from shoal.placement.errors import BookingError
+from shoal.placement.ledger import Booking, Ledger, OverBooked
 from shoal.placement.policies import policy_named
 from tests.placement.clusters import GIB, WHOLE, request
 

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.model.request import Request, Share
-from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
-from shoal.placement.policies import POLICIES
-from shoal.placement.policy import Policy
+from shoal.placement.ledger import Ledger
+from shoal.placement.policies import POLICIES, Policy
 from shoal.placement.worth.demand import NO_DEMAND
 from tests.placement.clusters import GIB, WHOLE, booking, ledger_of, node, request
 

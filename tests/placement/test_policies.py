@@ -9,13 +9,10 @@ import pytest
 
 from shoal.model.contract.keti import KetiPolicy
 from shoal.model.request import CardSelector, ContainerRequest, Request, Share
-from shoal.placement.baselines.fgd import fgd_policy
-from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
 from shoal.placement.errors import PolicyError
-from shoal.placement.policies import POLICIES, policy_named, preferring
-from shoal.placement.policy import Policy
-from shoal.placement.scores.keti import keti_policy
+from shoal.placement.ledger import Ledger
+from shoal.placement.policies import POLICIES, Policy, fgd_policy, keti_policy, policy_named, preferring
 from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node, request
 
 SHARE = request(Share(2 * GIB))

@@ -18,15 +18,12 @@ from hypothesis import strategies as st
 
 from shoal.model.contract.keti import KetiPolicy
 from shoal.model.request import CardSelector, Request, Share
-from shoal.placement.baselines.fgd import fgd_policy
-from shoal.placement.books.columns import BoolArray, FloatArray
-from shoal.placement.books.ledger import Ledger
+from shoal.placement.columns import BoolArray, FloatArray
 from shoal.placement.engine import Engine
 from shoal.placement.errors import RowsError
 from shoal.placement.explain import refusals
-from shoal.placement.policies import POLICIES, policy_named, preferring
-from shoal.placement.policy import Policy
-from shoal.placement.scores.keti import keti_policy
+from shoal.placement.ledger import Ledger
+from shoal.placement.policies import POLICIES, Policy, fgd_policy, keti_policy, policy_named, preferring
 from shoal.placement.weights import FAVOUR
 from shoal.placement.worth.normal import loss, loss_at
 from tests.placement.clusters import GIB, WHOLE, card, ledger_of, node, request, uuid_of

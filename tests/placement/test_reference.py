@@ -16,10 +16,9 @@ import pytest
 from shoal.model.allocation import Allocation
 from shoal.model.gpu import Gpu, Link, NodeGpus
 from shoal.model.request import CardSelector, ContainerKind, ContainerRequest, Request, Share
-from shoal.placement.baselines.fgd import fgd_policy
-from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
-from shoal.placement.policies import policy_named
+from shoal.placement.ledger import Ledger
+from shoal.placement.policies import fgd_policy, policy_named
 from tests.placement.clusters import GIB, WHOLE, uuid_of
 from tests.placement.reference import (
     NOISE,

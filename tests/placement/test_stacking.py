@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.request import ContainerKind, ContainerRequest, Request, Share, phases
-from shoal.placement.books.ledger import Booking, Ledger
 from shoal.placement.engine import Engine
 from shoal.placement.errors import BookingError
+from shoal.placement.ledger import Booking, Ledger
 from shoal.placement.policies import policy_named
 from tests.placement.clusters import GIB, WHOLE, booking, ledger_of, node, uuid_of
 

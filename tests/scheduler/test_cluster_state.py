@@ -14,8 +14,8 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.store import Change, ChangeType
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu
-from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
+from shoal.placement.ledger import Ledger
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.binder import annotations_of
 from shoal.scheduler.cluster_events import ClusterEvent

@@ -14,7 +14,7 @@ from shoal.kube.resources import PODS
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.request import Share
-from shoal.placement.books.ledger import Booking, Ledger
+from shoal.placement.ledger import Booking, Ledger
 from shoal.scheduler.metrics import LedgerSource, Metrics, Registry, WatchSource
 from tests.kube.waiting import until
 

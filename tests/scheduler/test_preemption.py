@@ -15,8 +15,8 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.objects.policy import PodDisruptionBudget
 from shoal.kube.resources import POD_DISRUPTION_BUDGETS
 from shoal.model.request import Request, Share
-from shoal.placement.books.ledger import Ledger
 from shoal.placement.classes import PodClass
+from shoal.placement.ledger import Ledger
 from shoal.scheduler.preemption.search import (
     EngineFit,
     PodOnNode,

@@ -1,7 +1,7 @@
 import pytest
 
-from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
+from shoal.placement.ledger import Ledger
 from shoal.placement.policies import policy_named
 from shoal.simulate.queueing import WaitingPods, room_on
 from shoal.simulate.scenario import Arrival

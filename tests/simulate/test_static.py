@@ -4,8 +4,8 @@ from random import Random
 import pytest
 
 from shoal.model.gpu import NodeGpus
-from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
+from shoal.placement.ledger import Ledger
 from shoal.placement.policies import policy_named
 from shoal.simulate.cluster import POLICY_NAMES
 from shoal.simulate.static import Fill, allocation_at, arrivals, run_static

@@ -8,7 +8,6 @@ It has no scheduler and no controllers: a pod comes with its `nodeName` set, or 
 import json
 import subprocess
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.testbed import binaries, images, node_config
@@ -69,9 +68,9 @@ class Node:
         self.network.start(self._namespaces)
         self.containerd.start()
         self._import_images()
-        started = datetime.now(UTC).replace(microsecond=0)
+        before = self._heartbeat()
         self.kubelet.start()
-        self.wait_until_ready(since=started)
+        self.kubelet.wait_until(lambda: self._heartbeat() not in ("", before), "a Ready node")
 
     def stop(self) -> None:
         """End the node as if its power went, and remove what it had in the system. Its folders go with the run."""
@@ -85,13 +84,6 @@ class Node:
         """Processes, mounts, cgroups, network and tmpfs go; the disks stay. Returns when the node is Ready again."""
         self.stop()
         self.start()
-
-    def wait_until_ready(self, since: datetime) -> None:
-        """Wait until kubelet has told the API server, after this moment, that the node is Ready.
-
-        Nobody takes back what kubelet said last, so a node whose kubelet is dead still looks Ready.
-        """
-        self.kubelet.wait_until(lambda: self._is_ready(since), "a Ready node")
 
     def run(self, argv: Sequence[str | Path], check: bool = True) -> str:
         """What a command prints when run in the node."""
@@ -158,11 +150,12 @@ class Node:
         command = self._namespaces.enter(binaries.find("ctr"), "-a", node_config.CONTAINERD_SOCKET, *arguments)
         return subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
 
-    def _is_ready(self, since: datetime) -> bool:
+    def _heartbeat(self) -> str:
+        """When kubelet told the API server that the node is Ready; empty as long as it has not.
+
+        Nobody takes back what kubelet said last, so a node whose kubelet is dead still looks Ready.
+        """
         code, node = self._apiserver.try_request("GET", f"/api/v1/nodes/{self.name}")
-        if code != 200:
-            return False
-        ready = next((c for c in node["status"].get("conditions", []) if c["type"] == "Ready"), None)
-        if ready is None or ready["status"] != "True":
-            return False
-        return datetime.fromisoformat(ready["lastHeartbeatTime"]) > since
+        conditions = node["status"].get("conditions", []) if code == 200 else []
+        told = [one for one in conditions if one["type"] == "Ready" and one["status"] == "True"]
+        return str(told[0]["lastHeartbeatTime"]) if told else ""

@@ -103,7 +103,7 @@ def kubelet(settings: KubeletSettings) -> str:
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         # Quick to tell and quick to see, as tests wait for it.
-        "nodeStatusUpdateFrequency": "2s",
+        "nodeStatusUpdateFrequency": "1s",
         "nodeStatusReportFrequency": "10s",
         "syncFrequency": "10s",
         "kubeAPIQPS": 200,

@@ -11,44 +11,41 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from shoal.agent import probes
-from shoal.agent.alone import alone_in
-from shoal.agent.config import AUTO, Config, Unplaced
+from aiohttp import web
+
+from shoal.agent.config import AUTO, AgentConfig, WithoutAllocation
+from shoal.agent.device_plugin.calls import DevicePluginCalls
+from shoal.agent.device_plugin.decisions import Decisions
+from shoal.agent.device_plugin.edits import DeviceListStrategy, choose_strategy
+from shoal.agent.device_plugin.matching import MatchByAmount
+from shoal.agent.device_plugin.serving import SOCKETS, DevicePlugins, alone_in, comes_and_goes, remove_sockets
+from shoal.agent.device_plugin.specs import CdiSpecs
+from shoal.agent.device_plugin.start_check import StartCheck
 from shoal.agent.errors import RefusedError
-from shoal.agent.follow import Follow
-from shoal.agent.health.on_node import NodeHealth
-from shoal.agent.limits import NO_LIMITS, Limits, on_node
-from shoal.agent.limits.on_node import NodeLimits
-from shoal.agent.node import runtimes
-from shoal.agent.node.cards import Cards, OpenDriver
+from shoal.agent.health.node_health import NodeHealth
+from shoal.agent.limits import NO_LIMITS, ShareLimits, node_limits
+from shoal.agent.limits.node_limits import MpsConsents, NodeLimits
+from shoal.agent.node.annotations import PodAnnotations
+from shoal.agent.node.cards import NodeCards, OpenDriver
 from shoal.agent.node.cgroups import PodCgroups
-from shoal.agent.node.consents import Consents
+from shoal.agent.node.checkpoint import KubeletCheckpoint
 from shoal.agent.node.given import GivenFiles
 from shoal.agent.node.object import NodeObject
-from shoal.agent.node.paths import HostPaths
 from shoal.agent.node.pods import NodePods
-from shoal.agent.node.runtimes import Strategy
 from shoal.agent.nvidia import replicas
-from shoal.agent.nvidia.config import NvidiaConfig
-from shoal.agent.nvidia.source import ConfigSource
-from shoal.agent.plugins.serving import SOCKETS, Serving, comes_and_goes, remove_sockets
-from shoal.agent.starts.answers import Answers
-from shoal.agent.starts.decisions import Decisions
-from shoal.agent.starts.evidence.checkpoint import Checkpoint
-from shoal.agent.starts.evidence.identity import PodResources
-from shoal.agent.starts.gate import Gate
-from shoal.agent.starts.grants import Grants
-from shoal.agent.starts.marks import Marks
-from shoal.agent.starts.partitions import PartitionStarts
-from shoal.agent.starts.specs import Specs
+from shoal.agent.nvidia.config import ConfigSource, NvidiaConfig
+from shoal.agent.nvidia.partitions import PartitionStarts
+from shoal.agent.reconcile import Reconciler
 from shoal.kube.access.credentials import Access
 from shoal.kube.client import Client
 from shoal.kube.events import Recorder
 from shoal.kubelet.api import deviceplugin_pb2 as api
+from shoal.kubelet.host_paths import HostPaths
+from shoal.kubelet.pod_resources import PodResourcesClient
 from shoal.model.contract import gpushare, shoal
 from shoal.model.gpu import NodeGpus
 
@@ -66,10 +63,10 @@ class Agent:
 
     def __init__(
         self,
-        config: Config,
+        config: AgentConfig,
         client: Client,
         recorder: Recorder,
-        cards: Cards,
+        cards: NodeCards,
         paths: HostPaths,
         *,
         environment: Mapping[str, str],
@@ -83,7 +80,7 @@ class Agent:
         self._paths = paths
         self._environment = environment
         self._begun = begun
-        self._limits: Limits = NO_LIMITS
+        self._limits: ShareLimits = NO_LIMITS
         self._wake = asyncio.Event()
         #: What keeps the devices from being listed, in words.
         self._trouble = ""
@@ -108,10 +105,10 @@ class Agent:
             runs=PodCgroups(paths.pod_cgroups).runs,
             changed=self._wake.set,
         )
-        self._consents = Consents(client)
-        self._checkpoint = Checkpoint(paths.checkpoint)
-        self._specs = Specs(paths)
-        self.serving: Serving | None = None
+        self._consents = MpsConsents(client)
+        self._checkpoint = KubeletCheckpoint(paths.checkpoint)
+        self._specs = CdiSpecs(paths)
+        self.serving: DevicePlugins | None = None
 
     def waiting_for(self) -> str:
         """Why not everything is served now; empty when it is."""
@@ -146,30 +143,30 @@ class Agent:
             await stack.enter_async_context(self.pods.reflector)
             await self.pods.reflector.wait_synced()
             await self.source.wait_looked()
-            pod_resources = await stack.enter_async_context(PodResources(self._paths.pod_resources))
+            pod_resources = await stack.enter_async_context(PodResourcesClient(self._paths.pod_resources))
             strategy = self._strategy()
             limits = self._build_limits(strategy)
-            if on_node.asks_consent(self.config, self.cards.driver.driver()):
+            if node_limits.asks_consent(self.config, self.cards.driver.driver()):
                 await stack.enter_async_context(self._consents.reflector)
-            grants = self._grants(pod_resources, strategy)
-            self.serving = serving = self._serve(grants)
-            marks = Marks(self._client, self.pods, self._recorder, grants.isolation, grants.record)
-            follow = self._followers(serving, grants, marks)
+            calls = self._calls(pod_resources, strategy)
+            self.serving = serving = self._serve(calls)
+            annotations = PodAnnotations(self._client, self.pods, self._recorder, calls.isolation, calls.record)
+            reconciler = self._reconciler(serving, calls, annotations)
             self._cards_changed()
-            await follow.first()
+            await reconciler.first()
             stack.callback(serving.stop)
             serving.start(group)
-            tasks.append(group.create_task(grants.look_ahead(), name="witness"))
-            tasks.append(group.create_task(follow.run(), name="devices"))
-            tasks.append(group.create_task(follow.look_for_ends(), name="ends"))
-            tasks.append(group.create_task(marks.run(), name="marks"))
+            tasks.append(group.create_task(calls.look_ahead(), name="witness"))
+            tasks.append(group.create_task(reconciler.run(), name="devices"))
+            tasks.append(group.create_task(reconciler.look_for_ends(), name="ends"))
+            tasks.append(group.create_task(annotations.run(), name="annotations"))
             tasks.append(group.create_task(self.health.run(), name="health"))
             tasks.append(group.create_task(limits.run(), name="limits"))
             self._begun()
             await asyncio.Event().wait()
 
-    def _build_limits(self, strategy: Strategy) -> NodeLimits:
-        limits = on_node.build(
+    def _build_limits(self, strategy: DeviceListStrategy) -> NodeLimits:
+        limits = node_limits.build(
             self.config,
             self.cards,
             self._paths,
@@ -182,30 +179,32 @@ class Agent:
         self._limits = limits
         return limits
 
-    def _grants(self, pod_resources: PodResources, strategy: Strategy) -> Grants:
+    def _calls(self, pod_resources: PodResourcesClient, strategy: DeviceListStrategy) -> DevicePluginCalls:
         self._specs.remove_drafts()
         unit = self.config.memory_unit
-        gate = Gate(self.pods, self._specs, unit=unit, limits=self._limits, isolated=lambda: self.node.isolated)
-        chooses = self.config.without_allocation is Unplaced.CHOOSE
+        check = StartCheck(self.pods, self._specs, unit=unit, limits=self._limits, isolated=lambda: self.node.isolated)
+        chooses = self.config.without_allocation is WithoutAllocation.CHOOSE
         decisions = Decisions(
             self._client, self.pods, self._checkpoint, unit=unit, chooses=chooses, now_ns=time.time_ns
         )
-        by_mounts = strategy is Strategy.VOLUME_MOUNTS
-        return Grants(
+        by_mounts = strategy is DeviceListStrategy.VOLUME_MOUNTS
+        return DevicePluginCalls(
             self._recorder,
             self.pods,
             self._specs,
             self._checkpoint,
             pod_resources,
-            gate,
+            check,
             decisions,
-            Answers(self.pods, self._checkpoint, gate, decisions, by_mounts=by_mounts, clock=time.monotonic),
+            MatchByAmount(
+                self._client, self.pods, self._checkpoint, check, decisions, by_mounts=by_mounts, clock=time.monotonic
+            ),
             PartitionStarts(self.pods, self._specs, unit=unit, by_mounts=by_mounts),
             strategy=strategy,
             nonce=lambda: secrets.token_hex(_NONCE_BYTES),
         )
 
-    def _serve(self, grants: Grants) -> Serving:
+    def _serve(self, calls: DevicePluginCalls) -> DevicePlugins:
         async def allocate(resource: str, ids: Sequence[str]) -> api.ContainerAllocateResponse:
             shared = None if self.source.current is None else self.source.current.served(resource)
             if shared is not None and shared.fail_requests_greater_than_one and len(ids) > 1:
@@ -213,15 +212,15 @@ class Agent:
                     f"a container asks for {len(ids)} of {resource}, whose replicas share a card: ask for 1, or write "
                     "failRequestsGreaterThanOne: false"
                 )
-            return await grants.allocate(resource, ids)
+            return await calls.allocate(resource, ids)
 
-        return Serving(self._paths, allocate=allocate, pre_start=grants.pre_start)
+        return DevicePlugins(self._paths, allocate=allocate, pre_start=calls.pre_start)
 
-    def _followers(self, serving: Serving, grants: Grants, marks: Marks) -> Follow:
+    def _reconciler(self, serving: DevicePlugins, calls: DevicePluginCalls, annotations: PodAnnotations) -> Reconciler:
         def trouble(words: str) -> None:
             self._trouble = words
 
-        return Follow(
+        return Reconciler(
             self.config,
             self.pods,
             self._checkpoint,
@@ -229,21 +228,21 @@ class Agent:
             self.source,
             self.health,
             serving,
-            grants,
+            calls,
             self._limits,
-            marks,
+            annotations,
             wake=self._wake,
             trouble=trouble,
         )
 
-    def _strategy(self) -> Strategy:
+    def _strategy(self) -> DeviceListStrategy:
         if self.config.device_list_strategy != AUTO:
-            return Strategy(self.config.device_list_strategy)
+            return DeviceListStrategy(self.config.device_list_strategy)
         node = self.node.node
         kubelet, runtime = ("", "")
         if node is not None:
             kubelet, runtime = node.status.node_info.kubelet_version, node.status.node_info.container_runtime_version
-        chosen = runtimes.choose(kubelet, runtime)
+        chosen = choose_strategy(kubelet, runtime)
         log.info("containers are told their cards by %s: %s", chosen.strategy.value, chosen.why)
         return chosen.strategy
 
@@ -265,12 +264,12 @@ class Agent:
 
 
 async def run(
-    config: Config,
+    config: AgentConfig,
     access: Access,
     nvml: OpenDriver,
     paths: HostPaths,
     *,
-    reloads: asyncio.Queue[Config] | None = None,
+    reloads: asyncio.Queue[AgentConfig] | None = None,
     environment: Mapping[str, str] | None = None,
     serving: Callable[[int], None] = lambda port: None,
     begun: Callable[[], None] = lambda: None,
@@ -282,7 +281,7 @@ async def run(
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(access))
         recorder = await stack.enter_async_context(Recorder(client, COMPONENT, host=config.node_name))
-        cards = Cards(nvml)  # for all configurations: a process can open its driver once
+        cards = NodeCards(nvml)  # for all configurations: a process can open its driver once
         agent: Agent | None = None
         other = ""
 
@@ -291,7 +290,7 @@ async def run(
             other = words
 
         if config.port is not None:
-            waiting = probes.serve(
+            waiting = serve_probes(
                 config.host, config.port, lambda: other or ("starting" if agent is None else agent.waiting_for())
             )
             serving(await stack.enter_async_context(waiting))
@@ -302,7 +301,7 @@ async def run(
             config = await _until_reload(agent, reloads or asyncio.Queue())
 
 
-async def _until_reload(agent: Agent, reloads: asyncio.Queue[Config]) -> Config:
+async def _until_reload(agent: Agent, reloads: asyncio.Queue[AgentConfig]) -> AgentConfig:
     """Run the agent until there is another configuration."""
     running = asyncio.create_task(agent.run(), name=f"agent of {agent.config.node_name}")
     waiting = asyncio.create_task(reloads.get())
@@ -317,13 +316,13 @@ async def _until_reload(agent: Agent, reloads: asyncio.Queue[Config]) -> Config:
         await asyncio.gather(running, waiting, return_exceptions=True)
 
 
-async def keep_mps(config: Config, nvml: OpenDriver, *, environment: Mapping[str, str]) -> None:
+async def keep_mps(config: AgentConfig, nvml: OpenDriver, *, environment: Mapping[str, str]) -> None:
     """Keep the node's MPS daemon running until cancelled, and do nothing else."""
-    await on_node.keep_daemon(config, Cards(nvml), environment)
+    await node_limits.keep_daemon(config, NodeCards(nvml), environment)
 
 
 async def cleanup(
-    config: Config,
+    config: AgentConfig,
     access: Access,
     paths: HostPaths,
     nvml: OpenDriver,
@@ -331,8 +330,8 @@ async def cleanup(
     environment: Mapping[str, str] | None = None,
 ) -> None:
     """Leave nothing of the agent on the node: no CDI files, no sockets, no MPS, nothing in the node's object."""
-    await on_node.cleanup(config, paths, Cards(nvml), environment or {})
-    specs = Specs(paths)
+    await node_limits.cleanup(config, paths, NodeCards(nvml), environment or {})
+    specs = CdiSpecs(paths)
     specs.remove_drafts()
     specs.keep_only(())
     GivenFiles(paths.given).clear()
@@ -346,3 +345,27 @@ async def cleanup(
             passing = filter(comes_and_goes, counted)
             node.publish(own, dict.fromkeys((gpushare.RESOURCE_COUNT, *SOCKETS, *passing), None))
             await node.settle()
+
+
+@contextlib.asynccontextmanager
+async def serve_probes(host: str, port: int, waiting_for: Callable[[], str]) -> AsyncIterator[int]:
+    """Answer health probes while the block runs; gives the port. `waiting_for` is empty when all is served."""
+
+    async def health(_: web.Request) -> web.Response:
+        # A node without a driver is no reason to restart the process: it would not bring one.
+        return web.Response(text=waiting_for() or "ok")
+
+    async def ready(_: web.Request) -> web.Response:
+        reason = waiting_for()
+        return web.Response(text=reason or "ok", status=503 if reason else 200)
+
+    app = web.Application()
+    app.router.add_get(shoal.PATH_HEALTH, health)
+    app.router.add_get(shoal.PATH_READY, ready)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port, reuse_address=True).start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()

@@ -8,9 +8,9 @@ from typing import Annotated, Final
 
 import msgspec
 
-from shoal.agent.errors import ConfigError
-from shoal.agent.health.rules import Rules, rules
-from shoal.agent.limits.tiers import Wanted
+from shoal.agent.errors import AgentConfigError
+from shoal.agent.health.state import HealthRules, rules
+from shoal.agent.limits.tiers import IsolationSetting
 from shoal.model.contract import gpushare, keti, nvidia
 from shoal.model.contract.gpushare import MemoryUnit
 
@@ -30,14 +30,14 @@ class Counting(StrEnum):
     NODE_STATUS = "node-status"
 
 
-class Unplaced(StrEnum):
+class WithoutAllocation(StrEnum):
     """What becomes of a pod that came to the node without an allocation."""
 
     CHOOSE = "choose"
     REFUSE = "refuse"
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """All settings."""
 
     node_name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
@@ -51,7 +51,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     slots_per_card: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 64
     #: How a container is told its cards: one of NVIDIA's names, or `auto`.
     device_list_strategy: str = AUTO
-    without_allocation: Unplaced = Unplaced.CHOOSE
+    without_allocation: WithoutAllocation = WithoutAllocation.CHOOSE
     #: The configuration of NVIDIA's device plugin: a file, or a ConfigMap as namespace/name. Of this the node's label
     #: names the key, or the default does.
     nvidia_config: str = ""
@@ -60,7 +60,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     #: Count the memory of a card without what driver and firmware keep of it.
     without_reserved: bool = False
     #: What keeps containers to their shares: the best there is, or one tier and nothing less.
-    isolation: Wanted = Wanted.AUTO
+    isolation: IsolationSetting = IsolationSetting.AUTO
     #: The program of the hook that limits cgroups; it is put on the host from here.
     limit_hook: str = "/usr/libexec/shoal/shoal-limit"
     #: NVIDIA's MPS control program; without it there is no MPS.
@@ -97,10 +97,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
             raise ValueError(f"nvidiaConfigMap {self.nvidia_config_map!r} cannot be read: write namespace/name")
         try:
             self.health_rules()
-        except ConfigError as error:
+        except AgentConfigError as error:
             raise ValueError(str(error)) from error
 
-    def health_rules(self) -> Rules:
+    def health_rules(self) -> HealthRules:
         """What makes a card unhealthy."""
         return rules(
             disable=self.disable_health_checks, enable=self.enable_health_checks, hold=float(self.recovery_seconds)

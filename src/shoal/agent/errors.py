@@ -5,7 +5,7 @@ class AgentError(Exception):
     """Root of every error `shoal.agent` raises."""
 
 
-class ConfigError(AgentError):
+class AgentConfigError(AgentError):
     """A setting that cannot be used."""
 
 

@@ -11,26 +11,26 @@ from shoal import __version__
 
 #: Where each command is, and what the list of commands says of it.
 _COMMANDS: Final = {
-    "agent": ("shoal.cli.services.agent:agent", "Run the node daemon: device plugin, identity, CDI."),
+    "agent": ("shoal.cli.agent:agent", "Run the node daemon: device plugin, identity, CDI."),
     "completion": ("shoal.cli.completion:completion", "Print a script that completes commands in your shell."),
     "config": ("shoal.cli.config:config", "Print configurations of programs that work with Shoal."),
-    "demo": ("shoal.cli.embedded.demo:demo", "Run the examples on a cluster with simulated GPUs."),
-    "doctor": ("shoal.cli.doctor.command:doctor", "Find what is wrong with an installation, and how to put it right."),
+    "demo": ("shoal.cli.demo:demo", "Run the examples on a cluster with simulated GPUs."),
+    "doctor": ("shoal.cli.doctor:doctor", "Find what is wrong with an installation, and how to put it right."),
     "inspect": (
         "shoal.cli.inspect.command:inspect",
         "Show what is allocated of each card (kubectl inspect gpushare).",
     ),
-    "policy": ("shoal.cli.ask.policy:policy", "Show the policy in force, or compare two."),
-    "scheduler": ("shoal.cli.services.scheduler:scheduler", "Run the scheduler: extender and gpu-scheduler."),
-    "simulate": ("shoal.cli.simulate.command:simulate", "Compare placement policies on a trace of pods."),
+    "policy": ("shoal.cli.policy:policy", "Show the policy in force, or compare two."),
+    "scheduler": ("shoal.cli.scheduler:scheduler", "Run the scheduler: extender and gpu-scheduler."),
+    "simulate": ("shoal.cli.simulate:simulate", "Compare placement policies on a trace of pods."),
     "snapshot": (
-        "shoal.cli.ask.snapshot:snapshot",
+        "shoal.cli.snapshot:snapshot",
         "Write nodes, pods and policy into a file, for what-if, why and policy.",
     ),
     "top": ("shoal.cli.top.command:top", "Watch nodes, cards and pods in the terminal."),
-    "up": ("shoal.cli.embedded.up:up", "Start a cluster with simulated GPUs, in this process."),
-    "what-if": ("shoal.cli.ask.what_if:what_if", "Tell where a pod would go, or what another policy would change."),
-    "why": ("shoal.cli.ask.why:why", "Tell why a pod waits, or why it is where it is."),
+    "up": ("shoal.cli.up:up", "Start a cluster with simulated GPUs, in this process."),
+    "what-if": ("shoal.cli.what_if:what_if", "Tell where a pod would go, or what another policy would change."),
+    "why": ("shoal.cli.why:why", "Tell why a pod waits, or why it is where it is."),
 }
 
 

@@ -48,7 +48,7 @@ _KEYS: Final = ("model", "count", "index", "memory", "numa", "nvlink", "mig", "l
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class PartitionDescription:
     """A MIG partition to be made: `2g.12gb` is two slices of the compute and 12 GB."""
 
     profile: str
@@ -68,7 +68,7 @@ class CardDescription:
     #: The links go to a switch, so each one reaches every other card.
     switched: bool = False
     #: None: MIG mode is off.
-    mig: tuple[Partition, ...] | None = None
+    mig: tuple[PartitionDescription, ...] | None = None
     lost: bool = False
     xid: int | None = None
 
@@ -194,7 +194,7 @@ def _numa(value: object, count: int, where: str) -> list[int | None]:
     return list(listed)
 
 
-def _mig(value: object, model: CardModel, memory_mib: int, where: str) -> tuple[Partition, ...] | None:
+def _mig(value: object, model: CardModel, memory_mib: int, where: str) -> tuple[PartitionDescription, ...] | None:
     if value is None:
         return None
     if not isinstance(value, list | tuple) or len(value) > MIG_COMPUTE_SLICES:
@@ -210,7 +210,7 @@ def _mig(value: object, model: CardModel, memory_mib: int, where: str) -> tuple[
         if match is None:
             raise DescriptionError(f"{where}.mig: {shown(profile)} is not a profile: write it as 1g.6gb")
         slices += int(match["slices"])
-        partitions.append(Partition(match[0], int(match["gb"]) * 1000**3 // 2**20))
+        partitions.append(PartitionDescription(match[0], int(match["gb"]) * 1000**3 // 2**20))
     most = min(MIG_COMPUTE_SLICES, model.mig_slices)
     if slices > most or sum(partition.memory_mib for partition in partitions) > memory_mib:
         raise DescriptionError(

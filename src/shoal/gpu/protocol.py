@@ -56,7 +56,7 @@ class Driver:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CardLimits:
     """What a card can reach: the fixed numbers of its kind."""
 
     power_mw: int | None = None
@@ -89,7 +89,7 @@ class Card:
     cores: int | None = None
     bus_width_bits: int | None = None
     ecc: bool | None = None
-    limits: Limits = Limits()
+    limits: CardLimits = CardLimits()
     links: tuple[Link, ...] = ()
     #: None: the card knows no MIG.
     mig: bool | None = None
@@ -191,7 +191,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class CardEvent:
     """Something a card reported. An event that names no card concerns every one."""
 
     kind: EventKind
@@ -230,10 +230,10 @@ def checked_cgroup(cgroup: str) -> str:
     return cgroup
 
 
-class Events(Protocol):
+class CardEvents(Protocol):
     """What cards report, in order, from the moment of `Nvml.watch` on."""
 
-    def wait(self, timeout: float) -> Event | None:
+    def wait(self, timeout: float) -> CardEvent | None:
         """The next event; None when `timeout` seconds passed without one, or on `close`. Blocks: call it in a thread.
 
         One thread at a time.
@@ -255,7 +255,7 @@ class Nvml(Protocol):
     def sample(self, uuid: str) -> Sample:
         """What a card measures now."""
 
-    def watch(self) -> Events:
+    def watch(self) -> CardEvents:
         """The reports of all cards, from now on."""
 
     def compute_mode(self, uuid: str) -> ComputeMode:

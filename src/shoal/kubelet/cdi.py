@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 import yaml
 
+from shoal.kubelet.errors import CdiError, UnresolvableError
 from shoal.model.errors import shown
 
 #: Where runtimes look, the last one first. Specs that are made while the node runs belong into the last.
@@ -31,18 +32,6 @@ _VENDOR: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _CLASS: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?")
 _DEVICE: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?")
 _SUFFIXES: Final = (".json", ".yaml")
-
-
-class CdiError(Exception):
-    """A spec that cannot be read or written, or a device that no spec has."""
-
-
-class UnresolvableError(CdiError):
-    """Device names that no spec has, in a runtime's words."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__(f"unresolvable CDI devices {', '.join(names)}")
-        self.names = tuple(names)
 
 
 class _Struct(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):

@@ -2,10 +2,11 @@
 
 Pure and synchronous: no I/O, no clock, no threads. Randomness comes in as an argument.
 
-- `books`: what is there and who holds it, once as a ledger and once as arrays
-- `classes`, `stacking`: what a pod needs of a node, and which of its containers gets which card
-- `trial`: a class of pods tried on some nodes; `filters`, `cards`, `scores` read it
+- `ledger`, `columns`: what is there and who holds it, once in full and once as arrays
+- `classes`, `stacking`, `topology`: what a pod needs of a node, and which of its containers gets which card
+- `trial`: a class of pods tried on some nodes; `filters`, `cards`, `scores`, `keti` and `baselines` read it
+- `class_columns`, `single`: what is kept about a class on every node, and how changed nodes are tried again
 - `worth`: what a free piece is worth to the demand that is there
-- `policy`, `policies`, `weights`, `baselines`: the ways to choose, by name
+- `policies`, `weights`: the ways to choose, by name
 - `engine`: decides and books; `explain`: tells why not
 """

@@ -14,10 +14,10 @@ from struct import Struct
 import numpy as np
 
 from shoal.placement import stacking
-from shoal.placement.books.columns import BoolArray, FloatArray, Rows, one_by_one
-from shoal.placement.books.ledger import Ledger
 from shoal.placement.classes import PodClass
-from shoal.placement.policy import CARD_FIT, Policy
+from shoal.placement.columns import BoolArray, FloatArray, Rows, one_by_one
+from shoal.placement.ledger import Ledger
+from shoal.placement.policies import CARD_FIT, Policy
 from shoal.placement.single import SingleTrial, single_trial
 from shoal.placement.trial import UNKNOWN_SLOT, CardRules, ClassTables, Score, Trial
 from shoal.placement.weights import SPLIT

@@ -22,7 +22,7 @@ from shoal.model.request import (
     accepts_model,
     phases,
 )
-from shoal.placement.books.columns import WHOLE, CardKind
+from shoal.placement.columns import WHOLE, CardKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,12 @@ import numpy as np
 from shoal.model.allocation import Allocation
 from shoal.model.request import Request
 from shoal.placement import stacking
-from shoal.placement.books.columns import BoolArray, FloatArray
-from shoal.placement.books.ledger import Booking, Ledger
 from shoal.placement.class_columns import ClassColumns
 from shoal.placement.classes import PodClass
+from shoal.placement.columns import BoolArray, FloatArray
 from shoal.placement.errors import PolicyError, RowsError
-from shoal.placement.policies import POLICIES
-from shoal.placement.policy import Policy
+from shoal.placement.ledger import Booking, Ledger
+from shoal.placement.policies import POLICIES, Policy
 from shoal.placement.trial import CardRules
 from shoal.placement.weights import FAVOUR
 from shoal.placement.worth.demand import DemandCounter, demand_of

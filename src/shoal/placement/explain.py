@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.placement.books.ledger import Ledger
 from shoal.placement.classes import PodClass
-from shoal.placement.policy import CARD_FIT, Policy
+from shoal.placement.ledger import Ledger
+from shoal.placement.policies import CARD_FIT, Policy
 from shoal.placement.trial import Refusal
 
 

@@ -6,27 +6,64 @@ decide; what is still equal goes to the node seen first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from shoal.model.contract.keti import DEFAULT_POLICY, KetiPolicy
+from shoal.model.request import Request
 from shoal.placement import weights
-from shoal.placement.baselines.best_fit import BestFit
-from shoal.placement.baselines.dot_product import DotProduct
-from shoal.placement.baselines.gpu_clustering import GpuClustering
-from shoal.placement.baselines.gpu_packing import GpuPacking
-from shoal.placement.cards.any import AnyCard
-from shoal.placement.cards.free import LeastFree, MostFree
-from shoal.placement.cards.regret import LeastRegret
+from shoal.placement.baselines import BestFit, DotProduct, GpuClustering, GpuPacking, Gradient, TypicalPods
+from shoal.placement.cards import AnyCard, LeastFree, LeastRegret, MostFree
 from shoal.placement.errors import PolicyError
-from shoal.placement.policy import Policy
-from shoal.placement.scores.keti import keti_policy
-from shoal.placement.scores.leftovers import CardLeft, CpuLeft, NodeWorth
-from shoal.placement.scores.model_preference import ModelPreference
-from shoal.placement.scores.regret import Regret
-from shoal.placement.scores.spread import FreeShare
-from shoal.placement.scores.stranding import Stranding
-from shoal.placement.scores.topology import Topology
-from shoal.placement.worth.pressures import BrokenBlock, ScarceModel
+from shoal.placement.filters import CardFit, NodeResources
+from shoal.placement.keti import KetiScores
+from shoal.placement.scores import CardLeft, CpuLeft, FreeShare, ModelPreference, NodeWorth, Regret, Stranding, Topology
+from shoal.placement.trial import CardRule, CardScore, Filter, Score
+from shoal.placement.worth.pressures import BrokenBlock, Pressure, ScarceModel
+
+#: What a node must have besides cards.
+FILTERS: tuple[Filter, ...] = (NodeResources(),)
+#: Asked last, under every policy.
+CARD_FIT: Filter = CardFit()
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A named way to choose."""
+
+    name: str
+    cards: CardRule
+    scores: tuple[tuple[float, Score], ...] = ()
+    card_scores: tuple[tuple[float, CardScore], ...] = ()
+    pressures: tuple[tuple[float, Pressure], ...] = ()
+    grain: float = 0.0
+    ties: tuple[tuple[float, Score], ...] = ()
+    card_ties: tuple[tuple[float, CardScore], ...] = ()
+    filters: tuple[Filter, ...] = FILTERS
+    #: The policy looks at what is in demand; the others do without.
+    learns: bool = False
+    #: Take the best node (0), or the second best (1) where there is one.
+    rank: int = 0
+    #: Any node that fits will do.
+    random: bool = False
+
+
+def keti_policy(settings: KetiPolicy = DEFAULT_POLICY) -> Policy:
+    """The policy a KETI ConfigMap asks for."""
+    scores = KetiScores(settings)
+    return Policy(
+        "keti",
+        scores,
+        ((-1.0 if settings.least_score_node else 1.0, scores),),
+        rank=1 if settings.avoid_best_node else 0,
+    )
+
+
+def fgd_policy(requests: Iterable[Request]) -> Policy:
+    """FGD for a workload whose pods are known."""
+    gradient = Gradient(TypicalPods(requests))
+    return Policy("fgd", gradient, ((1.0, gradient),))
+
 
 FRAGMENTATION = Policy(
     "fragmentation",

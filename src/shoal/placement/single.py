@@ -15,8 +15,8 @@ from typing import TypeGuard
 
 import numpy as np
 
-from shoal.placement.books.columns import SHARES, WHOLE, PlainNode
-from shoal.placement.policy import FILTERS, Policy
+from shoal.placement.columns import SHARES, WHOLE, PlainNode
+from shoal.placement.policies import FILTERS, Policy
 from shoal.placement.trial import (
     CODE_BITS,
     CODE_MASK,

@@ -11,10 +11,10 @@ from itertools import combinations
 
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.request import ANY_CARD, NO_SHARE, CardSelector, ContainerKind, ContainerRequest, Share, accepts
-from shoal.placement.books.columns import WHOLE
-from shoal.placement.books.ledger import CardBooks, NodeBooks
-from shoal.placement.cards.topology import closest
 from shoal.placement.classes import PodClass
+from shoal.placement.columns import WHOLE
+from shoal.placement.ledger import CardLedger, NodeLedger
+from shoal.placement.topology import closest
 
 #: Per container of the request, the slots of its cards.
 Deal = tuple[tuple[int, ...], ...]
@@ -23,7 +23,7 @@ Deal = tuple[tuple[int, ...], ...]
 _TRIES = 5000
 
 
-def untouched(node: NodeBooks, selector: CardSelector = ANY_CARD) -> list[int]:
+def untouched(node: NodeLedger, selector: CardSelector = ANY_CARD) -> list[int]:
     """The slots of the cards that may be used, that the pod accepts and that nobody holds a share of."""
     return [
         slot
@@ -32,7 +32,7 @@ def untouched(node: NodeBooks, selector: CardSelector = ANY_CARD) -> list[int]:
     ]
 
 
-def stacked(node: NodeBooks, pod_class: PodClass, stack: Sequence[int]) -> Deal:
+def stacked(node: NodeLedger, pod_class: PodClass, stack: Sequence[int]) -> Deal:
     """Containers with shares all start at the first card of the stack; whole cards are chosen by topology.
 
     Clients without sizes start behind the cards for shares with sizes.
@@ -51,7 +51,7 @@ def stacked(node: NodeBooks, pod_class: PodClass, stack: Sequence[int]) -> Deal:
     return tuple(deal)
 
 
-def _least_that_will_do(node: NodeBooks, whole: Sequence[int], container: ContainerRequest) -> tuple[int, ...]:
+def _least_that_will_do(node: NodeLedger, whole: Sequence[int], container: ContainerRequest) -> tuple[int, ...]:
     """The cards with the least memory that is enough: who comes later, or ran before, finds the larger ones."""
     size = container.memory_limit_mib or 0
     enough = [slot for slot in whole if node.slots[slot].inventory.memory_mib >= size]
@@ -59,7 +59,7 @@ def _least_that_will_do(node: NodeBooks, whole: Sequence[int], container: Contai
     return tuple(sorted(enough[: container.gpus]))
 
 
-def spread(node: NodeBooks, pod_class: PodClass) -> Deal | None:
+def spread(node: NodeLedger, pod_class: PodClass) -> Deal | None:
     """Containers one by one, each on cards the pod uses already if it can; None when there is no room this way.
 
     Goes back and tries other cards when a later container finds no room, up to `_TRIES` steps.
@@ -90,7 +90,9 @@ def _largest_first(container: ContainerRequest) -> tuple[bool, int, int, int]:
     return container.kind is ContainerKind.INIT, -share.memory_mib, -share.compute, -share.clients
 
 
-def _rooms(node: NodeBooks, pod_class: PodClass, i: int, deal: dict[int, tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+def _rooms(
+    node: NodeLedger, pod_class: PodClass, i: int, deal: dict[int, tuple[int, ...]]
+) -> Iterator[tuple[int, ...]]:
     """The sets of cards for one container beside what runs at the same time: the pod's own first, then the fullest."""
     containers = pod_class.request.containers
     container = containers[i]
@@ -128,7 +130,7 @@ def _beside(containers: Sequence[ContainerRequest], deal: dict[int, tuple[int, .
     return held
 
 
-def allocation(node: NodeBooks, pod_class: PodClass, deal: Deal, policy: str) -> Allocation:
+def allocation(node: NodeLedger, pod_class: PodClass, deal: Deal, policy: str) -> Allocation:
     """The deal as a record."""
     containers = tuple(
         ContainerAllocation(
@@ -142,25 +144,25 @@ def allocation(node: NodeBooks, pod_class: PodClass, deal: Deal, policy: str) ->
     return Allocation(node.name, containers, policy)
 
 
-def _card(card: CardBooks, share: Share) -> CardShare:
+def _card(card: CardLedger, share: Share) -> CardShare:
     return CardShare(card.inventory.uuid, card.inventory.index, share)
 
 
-def _whole_cards(node: NodeBooks, pod_class: PodClass, *, taken: Collection[int]) -> list[int]:
+def _whole_cards(node: NodeLedger, pod_class: PodClass, *, taken: Collection[int]) -> list[int]:
     if not pod_class.whole:
         return []
     free = [slot for slot in untouched(node, pod_class.selector) if slot not in taken]
     return [free[i] for i in closest([node.slots[slot].inventory for slot in free], pod_class.whole_sizes)]
 
 
-def _free(card: CardBooks, share: Share) -> int:
+def _free(card: CardLedger, share: Share) -> int:
     """Free memory if the container asks for memory, else clients, else compute."""
     if share.memory_mib:
         return card.inventory.memory_mib - card.memory_mib
     return card.inventory.mps_clients - card.clients if share.clients else WHOLE - card.compute
 
 
-def _with_whole(node: NodeBooks, pod_class: PodClass, deal: dict[int, tuple[int, ...]]) -> Deal | None:
+def _with_whole(node: NodeLedger, pod_class: PodClass, deal: dict[int, tuple[int, ...]]) -> Deal | None:
     """Add the whole cards, apart from all others."""
     taken = {slot for slots in deal.values() for slot in slots}
     if len(_whole_cards(node, pod_class, taken=taken)) < pod_class.whole:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, overload, runtime_checkable
 
 import numpy as np
 
 from shoal.model.request import accepts
-from shoal.placement.books.columns import (
+from shoal.placement.classes import CardNeed, PodClass
+from shoal.placement.columns import (
     ALIVE,
     ALIVE_FOR_ONE,
     SHARES,
@@ -25,11 +26,31 @@ from shoal.placement.books.columns import (
     PlainNode,
     Rows,
 )
-from shoal.placement.books.ledger import Ledger, NodeBooks
-from shoal.placement.classes import CardNeed, PodClass
-from shoal.placement.lazy import lazy
+from shoal.placement.ledger import Ledger, NodeLedger
 from shoal.placement.worth.demand import allowed_models
 from shoal.placement.worth.valuation import Valuation
+
+Owner = TypeVar("Owner")
+Value = TypeVar("Value")
+
+
+class lazy(Generic[Owner, Value]):  # noqa: N801 - reads like the decorator it is
+    """An attribute worked out when first asked for: `cached_property` without the lock it takes before Python 3.12."""
+
+    def __init__(self, compute: Callable[[Owner], Value]) -> None:
+        self._compute = compute
+        self._name = compute.__name__
+        self.__doc__ = compute.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any]) -> lazy[Owner, Value]: ...
+    @overload
+    def __get__(self, instance: Owner, owner: type[Any]) -> Value: ...
+    def __get__(self, instance: Owner | None, owner: type[Any]) -> Value | lazy[Owner, Value]:
+        if instance is None:
+            return self
+        value = instance.__dict__[self._name] = self._compute(instance)
+        return value
 
 
 class CardRule(Protocol):
@@ -64,7 +85,7 @@ class Filter(Protocol):
     def passes(self, trial: Trial) -> BoolArray:
         """The nodes that can, by the arrays."""
 
-    def refusal(self, node: NodeBooks, pod_class: PodClass) -> Refusal | None:
+    def refusal(self, node: NodeLedger, pod_class: PodClass) -> Refusal | None:
         """Why this node cannot, in words, from the books themselves; None when it can. Asked for by people only."""
 
 

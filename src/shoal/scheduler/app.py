@@ -34,8 +34,8 @@ from shoal.kube.resources import (
     VOLUMES,
 )
 from shoal.model.contract import gpushare, keti
-from shoal.placement.books.ledger import Ledger
 from shoal.placement.engine import Engine
+from shoal.placement.ledger import Ledger
 from shoal.placement.policies import POLICIES
 from shoal.scheduler import health
 from shoal.scheduler.binder import Binder

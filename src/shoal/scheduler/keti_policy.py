@@ -24,8 +24,7 @@ from shoal.kube.store import Change
 from shoal.model.contract import keti
 from shoal.model.errors import CodecError, shown
 from shoal.placement.engine import Engine
-from shoal.placement.policy import Policy
-from shoal.placement.scores.keti import keti_policy
+from shoal.placement.policies import Policy, keti_policy
 from shoal.scheduler.cluster_events import ClusterEvent
 
 log = logging.getLogger(__name__)

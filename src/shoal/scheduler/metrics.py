@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Final, Protocol
 
 from shoal.kube.reflector import Counters
-from shoal.placement.books.ledger import CardBooks, Ledger
+from shoal.placement.ledger import CardLedger, Ledger
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 #: Upper bounds in seconds, from a tenth of a millisecond to kube-scheduler's patience.
@@ -192,7 +192,7 @@ def number(value: float) -> str:
 class _CardFigure:
     name: str
     what: str
-    of: Callable[[CardBooks], int]
+    of: Callable[[CardLedger], int]
 
 
 _CARD_INFO: Final = "shoal_scheduler_card_info"

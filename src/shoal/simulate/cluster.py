@@ -9,12 +9,10 @@ from random import Random
 import numpy as np
 
 from shoal.model.gpu import NodeGpus
-from shoal.placement.baselines.fgd import fgd_policy
-from shoal.placement.books.columns import WHOLE
-from shoal.placement.books.ledger import Ledger
+from shoal.placement.columns import WHOLE
 from shoal.placement.engine import Engine
-from shoal.placement.policies import POLICIES
-from shoal.placement.policy import Policy
+from shoal.placement.ledger import Ledger
+from shoal.placement.policies import POLICIES, Policy, fgd_policy
 from shoal.simulate.errors import SettingsError
 from shoal.simulate.trace import Workload
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from shoal.model.request import Request, accepts_model
-from shoal.placement.books.columns import WHOLE
-from shoal.placement.books.ledger import NodeBooks
+from shoal.placement.columns import WHOLE
+from shoal.placement.ledger import NodeLedger
 from shoal.simulate.scenario import Arrival
 
 
@@ -29,7 +29,7 @@ class Room:
     cards: tuple[int, ...]
 
 
-def room_on(node: NodeBooks) -> Room:
+def room_on(node: NodeLedger) -> Room:
     """What the ledger says is free there."""
     if node.inventory is None:
         return Room(0, 0, "", ())
@@ -82,7 +82,7 @@ class WaitingPods:
         line.pods.append(pod)
         self.gpu_milli += pod.pod.gpu_milli
 
-    def retry(self, node: NodeBooks, place: Callable[[Arrival], bool]) -> None:
+    def retry(self, node: NodeLedger, place: Callable[[Arrival], bool]) -> None:
         """A pod has left this node: place whom you can."""
         room = room_on(node)
         heads = [(line.pods[0].number, line) for line in self._lines.values() if line.fits(room)]

@@ -8,12 +8,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.config import Config
-from shoal.agent.errors import ConfigError
-from shoal.agent.health import memory
-from shoal.agent.health.rules import RESET_XIDS, Rules, rules
-from shoal.agent.health.state import MAX_WORDS, Health, Look
-from shoal.gpu.protocol import Event, EventKind
+from shoal.agent.config import AgentConfig
+from shoal.agent.errors import AgentConfigError
+from shoal.agent.health.node_health import decode_faults, encode_faults
+from shoal.agent.health.state import MAX_WORDS, RESET_XIDS, CardHealth, HealthRules, Look, rules
+from shoal.gpu.protocol import CardEvent, EventKind
 from shoal.model.contract import nvidia, shoal
 from shoal.model.gpu import Gpu
 
@@ -21,25 +20,25 @@ CARD, OTHER = "GPU-1", "GPU-2"
 CASES = yaml.safe_load((Path(__file__).parent / "cases.yaml").read_text())
 
 
-def step(health: Health, what: dict[str, Any], uuid: str = CARD) -> None:
+def step(health: CardHealth, what: dict[str, Any], uuid: str = CARD) -> None:
     now = 1000.0 + what["at"]
     if "look" in what:
         health.look(uuid, Look(**what["look"]), now)
     elif "xid" in what:
-        health.report(Event(EventKind.XID, uuid, what["xid"]), now, ())
+        health.report(CardEvent(EventKind.XID, uuid, what["xid"]), now, ())
     else:
         kind = {"ecc": EventKind.ECC_UNCORRECTED, "lost": EventKind.LOST, "back": EventKind.BACK}
-        health.report(Event(next(kind[key] for key in kind if key in what), uuid), now, ())
+        health.report(CardEvent(next(kind[key] for key in kind if key in what), uuid), now, ())
 
 
-def again(health: Health, rule: Rules, now: float) -> Health:
+def again(health: CardHealth, rule: HealthRules, now: float) -> CardHealth:
     """The state as the next process has it."""
-    return Health(rule, memory.recalled(memory.written(health.unhealthy), now))
+    return CardHealth(rule, decode_faults(encode_faults(health.unhealthy), now))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_story(case: dict[str, Any]) -> None:
-    health = Health(Rules(hold=60))
+    health = CardHealth(HealthRules(hold=60))
     for what in case["steps"]:
         step(health, what)
         fault = health.faults.get(CARD, "none")
@@ -70,7 +69,7 @@ events = st.one_of(
 stories = st.lists(st.tuples(st.floats(0, 300), events), max_size=30)
 
 
-def told(story: list[tuple[float, dict[str, Any]]], health: Health) -> float:
+def told(story: list[tuple[float, dict[str, Any]]], health: CardHealth) -> float:
     """Play a story; the moment of its end."""
     at = 0.0
     for pause, what in story:
@@ -81,7 +80,7 @@ def told(story: list[tuple[float, dict[str, Any]]], health: Health) -> float:
 
 @given(stories)
 def test_every_card_can_be_well_again(story: list[tuple[float, dict[str, Any]]]) -> None:
-    health = Health(Rules(hold=60))
+    health = CardHealth(HealthRules(hold=60))
     end = told(story, health)
     step(health, {"at": end, "look": {"energy_mj": 5000, "rows_pending": False}})
     step(health, {"at": end + 3600, "look": {"energy_mj": 1, "rows_pending": False}})
@@ -92,7 +91,7 @@ def test_every_card_can_be_well_again(story: list[tuple[float, dict[str, Any]]])
 def test_no_card_is_well_within_the_hold_off(
     story: list[tuple[float, dict[str, Any]]], xid: int, looks: list[float]
 ) -> None:
-    health = Health(Rules(hold=60))
+    health = CardHealth(HealthRules(hold=60))
     end = told(story, health)
     step(health, {"at": end, "xid": xid})
     for pause in sorted(looks):
@@ -102,7 +101,7 @@ def test_no_card_is_well_within_the_hold_off(
 
 @given(stories)
 def test_one_card_says_nothing_about_another(story: list[tuple[float, dict[str, Any]]]) -> None:
-    health = Health(Rules(hold=60))
+    health = CardHealth(HealthRules(hold=60))
     told(story, health)
     assert OTHER not in health.faults
 
@@ -110,7 +109,7 @@ def test_one_card_says_nothing_about_another(story: list[tuple[float, dict[str, 
 @given(stories)
 def test_what_applications_cause_never_counts(story: list[tuple[float, dict[str, Any]]]) -> None:
     mild = [(pause, {"xid": 31} if "xid" in what or "look" in what else {"back": True}) for pause, what in story]
-    health = Health(Rules(hold=60))
+    health = CardHealth(HealthRules(hold=60))
     told(mild, health)
     assert health.faults == {}
 
@@ -120,8 +119,8 @@ def test_a_restart_makes_no_card_well(
     before: list[tuple[float, dict[str, Any]]], after: list[tuple[float, dict[str, Any]]]
 ) -> None:
     """At the moment of the restart nothing remembered is lost; later, what was reported is not over sooner."""
-    rule = Rules(hold=60)
-    health = Health(rule)
+    rule = HealthRules(hold=60)
+    health = CardHealth(rule)
     end = told(before, health)
     next_one = again(health, rule, 1000.0 + end)
     kept = {
@@ -139,7 +138,7 @@ def test_a_restart_makes_no_card_well(
 
 @given(stories)
 def test_the_words_can_be_published(story: list[tuple[float, dict[str, Any]]]) -> None:
-    health = Health(Rules(hold=60))
+    health = CardHealth(HealthRules(hold=60))
     told(story, health)
     for uuid, words in health.faults.items():
         assert 0 < len(words) <= MAX_WORDS
@@ -148,21 +147,21 @@ def test_the_words_can_be_published(story: list[tuple[float, dict[str, Any]]]) -
 
 @given(st.text(max_size=200))
 def test_any_annotation_can_be_read(value: str) -> None:
-    memory.recalled(value, 1.0)
+    decode_faults(value, 1.0)
 
 
 # Single facts
 
 
 def test_a_report_that_names_no_card_concerns_all() -> None:
-    health = Health(Rules())
-    health.report(Event(EventKind.XID, None, 62), 1.0, [CARD, OTHER])
+    health = CardHealth(HealthRules())
+    health.report(CardEvent(EventKind.XID, None, 62), 1.0, [CARD, OTHER])
     assert set(health.faults) == {CARD, OTHER}
 
 
 def test_reset_while_the_agent_was_away_is_seen() -> None:
-    rule = Rules(hold=60)
-    health = Health(rule)
+    rule = HealthRules(hold=60)
+    health = CardHealth(rule)
     step(health, {"at": 0, "xid": 48})
     step(health, {"at": 0, "look": {"energy_mj": 5000}})
     next_one = again(health, rule, 1300.0)
@@ -174,8 +173,8 @@ def test_reset_while_the_agent_was_away_is_seen() -> None:
 
 
 def test_card_without_an_energy_counter_is_believed_after_a_restart() -> None:
-    rule = Rules(hold=60)
-    health = Health(rule)
+    rule = HealthRules(hold=60)
+    health = CardHealth(rule)
     step(health, {"at": 0, "xid": 48})
     step(health, {"at": 5000, "look": {}})
     assert CARD in health.faults
@@ -185,8 +184,8 @@ def test_card_without_an_energy_counter_is_believed_after_a_restart() -> None:
 
 
 def test_a_clock_set_back_does_not_hold_a_card_for_years() -> None:
-    rule = Rules(hold=60)
-    health = Health(rule)
+    rule = HealthRules(hold=60)
+    health = CardHealth(rule)
     step(health, {"at": 1e9, "xid": 94})
     next_one = again(health, rule, 1000.0)
     step(next_one, {"at": 60, "look": {}})
@@ -210,21 +209,21 @@ def test_a_clock_set_back_does_not_hold_a_card_for_years() -> None:
 def test_lists_of_checks(disable: str, enable: str, counted: set[int], ignored: set[int]) -> None:
     rule = rules(disable=disable, enable=enable)
     for xid in counted | set(ignored):
-        assert rule.counts(Event(EventKind.XID, CARD, xid)) == (xid in counted), xid
-    lost = rule.counts(Event(EventKind.LOST, CARD))
+        assert rule.counts(CardEvent(EventKind.XID, CARD, xid)) == (xid in counted), xid
+    lost = rule.counts(CardEvent(EventKind.LOST, CARD))
     assert lost == (disable.lower() != "all" or enable == "all")
     assert rule.any == (lost or bool(counted))
 
 
 @pytest.mark.parametrize("text", ["12,abc", "-1", "3.5", "99999999", "x" * 5000])
 def test_lists_that_cannot_be_read(text: str) -> None:
-    with pytest.raises(ConfigError, match="write"):
+    with pytest.raises(AgentConfigError, match="write"):
         rules(disable=text)
 
 
 def test_settings_refuse_what_is_no_check() -> None:
     with pytest.raises(ValueError, match="'gpu' in the list of what is disabled is no health check"):
-        Config(node_name="n", disable_health_checks="gpu")
+        AgentConfig(node_name="n", disable_health_checks="gpu")
 
 
 def test_resets_are_not_asked_for_what_is_ignored() -> None:

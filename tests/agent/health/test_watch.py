@@ -6,23 +6,22 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from shoal.agent.health.rules import Rules
-from shoal.agent.health.state import Health
+from shoal.agent.health.state import CardHealth, HealthRules
 from shoal.agent.health.watch import THREAD, HealthWatch
 from shoal.gpu.protocol import Survey
 from shoal.gpu.simulated import SimulatedNvml
 from tests.gpu.conftest import machine, nvml_library, shim  # noqa: F401 - fixtures
 from tests.gpu.machines import Machine
 
-QUICK = Rules(hold=0.2, longest_hold=0.2)
+QUICK = HealthRules(hold=0.2, longest_hold=0.2)
 
 
 class Watched:
     """A machine, and what the watch makes of it."""
 
-    def __init__(self, machine: Machine, rules: Rules) -> None:  # noqa: F811
+    def __init__(self, machine: Machine, rules: HealthRules) -> None:  # noqa: F811
         self.machine = machine
-        self.health = Health(rules)
+        self.health = CardHealth(rules)
         self.surveys: list[Survey] = []
         self._changed = asyncio.Event()
         survey = machine.nvml.survey()
@@ -56,7 +55,7 @@ Watch = Callable[..., Watched]
 async def watch(machine: Callable[..., Machine]) -> AsyncIterator[Watch]:  # noqa: F811
     made: list[Watched] = []
 
-    def make(cards: object, rules: Rules = QUICK) -> Watched:
+    def make(cards: object, rules: HealthRules = QUICK) -> Watched:
         made.append(Watched(machine(cards), rules))
         return made[-1]
 

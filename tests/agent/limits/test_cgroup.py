@@ -17,8 +17,7 @@ from shoal.agent.limits import cgroup
 from shoal.agent.limits.cgroup import LimitError, decoded, encoded
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.protocol import Driver, MemoryLimit
-from shoal.gpu.simulated import SimulatedNvml
-from shoal.gpu.simulated.driver import NEWEST
+from shoal.gpu.simulated import NEWEST, SimulatedNvml
 from shoal.kubelet.cdi import Hook
 from tests.agent.hook import build
 

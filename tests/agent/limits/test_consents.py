@@ -6,17 +6,15 @@ from typing import Literal
 
 import pytest
 
-from shoal.agent.config import Config
+from shoal.agent.config import AgentConfig
 from shoal.agent.errors import RefusedError
-from shoal.agent.limits import Start
+from shoal.agent.limits import ContainerStart
 from shoal.agent.limits.mps import Mps
-from shoal.agent.limits.on_node import NodeLimits, asks_consent
-from shoal.agent.limits.tiers import Means, Wanted
-from shoal.agent.node.consents import Consents
+from shoal.agent.limits.node_limits import MpsConsents, NodeLimits, asks_consent
+from shoal.agent.limits.tiers import IsolationSetting, Means
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.protocol import Driver
-from shoal.gpu.simulated import SimulatedNvml
-from shoal.gpu.simulated.driver import NEWEST
+from shoal.gpu.simulated import NEWEST, SimulatedNvml
 from shoal.kube.client import Client
 from shoal.kube.resources import NAMESPACES
 from shoal.model.allocation import CardShare, ContainerAllocation
@@ -34,7 +32,9 @@ FRIEND, STRANGER = "friend", "stranger"
 MEMORY, CLIENT = Share(3072), Share(3072, clients=1)
 
 
-def limits(tmp_path: Path, *, protocol: Literal[2, 3] = 2, wanted: Wanted = Wanted.AUTO) -> NodeLimits:
+def limits(
+    tmp_path: Path, *, protocol: Literal[2, 3] = 2, wanted: IsolationSetting = IsolationSetting.AUTO
+) -> NodeLimits:
     nvml = SimulatedNvml(parse_cards("1xA30"), clock=lambda: 0.0)
     means = Means(OLD if protocol == 2 else NEWEST, cdi=True, mps=True, namespaces=protocol == 3)
     return NodeLimits(
@@ -52,10 +52,10 @@ def limits(tmp_path: Path, *, protocol: Literal[2, 3] = 2, wanted: Wanted = Want
     )
 
 
-def start(node: NodeLimits, namespace: str, share: Share) -> Start:
+def start(node: NodeLimits, namespace: str, share: Share) -> ContainerStart:
     (uuid,) = node._tiers
     container = ContainerAllocation("main", (CardShare(uuid, 0, share),))
-    return Start(namespace, "pod", "uid", container, [Gpu(uuid, 0, 24576)])
+    return ContainerStart(namespace, "pod", "uid", container, [Gpu(uuid, 0, 24576)])
 
 
 def env_of(node: NodeLimits, namespace: str, share: Share) -> dict[str, str]:
@@ -91,7 +91,7 @@ def test_clients_of_others_are_refused_in_words_that_name_the_label(tmp_path: Pa
 
 
 def test_where_mps_is_asked_for_nothing_less_is_given(tmp_path: Path) -> None:
-    node = limits(tmp_path, wanted=Wanted.MPS)
+    node = limits(tmp_path, wanted=IsolationSetting.MPS)
     with pytest.raises(RefusedError, match=r"shoal.dev/mps=allow"):
         node.edits(start(node, STRANGER, MEMORY))
 
@@ -103,16 +103,16 @@ def test_namespaces_of_mps_keep_strangers_apart(tmp_path: Path, share: Share) ->
 
 
 def test_which_nodes_ask() -> None:
-    config = Config(node_name="n", mps_program="nvidia-cuda-mps-control")
+    config = AgentConfig(node_name="n", mps_program="nvidia-cuda-mps-control")
     assert asks_consent(config, OLD)
     assert not asks_consent(config, NEWEST)
-    assert asks_consent(Config(node_name="n", mps_program="x", isolation=Wanted.MPS), NEWEST)
-    assert not asks_consent(Config(node_name="n", mps_program="x", mps_for_all=True), OLD)
-    assert not asks_consent(Config(node_name="n"), OLD)
+    assert asks_consent(AgentConfig(node_name="n", mps_program="x", isolation=IsolationSetting.MPS), NEWEST)
+    assert not asks_consent(AgentConfig(node_name="n", mps_program="x", mps_for_all=True), OLD)
+    assert not asks_consent(AgentConfig(node_name="n"), OLD)
 
 
 async def test_a_namespace_opts_in_and_out(client: Client) -> None:  # noqa: F811
-    consents = Consents(client)
+    consents = MpsConsents(client)
     with pytest.raises(RefusedError, match="still being read"):
         consents.given(FRIEND)
     for name, labels in ((FRIEND, {shoal.LABEL_MPS: shoal.MPS_ALLOW}), (STRANGER, {shoal.LABEL_MPS: "deny"})):

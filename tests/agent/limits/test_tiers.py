@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.limits.tiers import STRENGTH, Means, Wanted, chosen, hindrances, walls
+from shoal.agent.limits.tiers import STRENGTH, IsolationSetting, Means, chosen, hindrances, walls
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.protocol import Card, Driver
-from shoal.gpu.simulated import SimulatedNvml
-from shoal.gpu.simulated.driver import NEWEST
+from shoal.gpu.simulated import NEWEST, SimulatedNvml
 from shoal.model.allocation import CardShare, ContainerAllocation
 from shoal.model.gpu import Isolation
 from shoal.model.request import Share
@@ -41,21 +40,25 @@ A30, P100, MIG = card("1xA30"), card("1xP100"), card([{"model": "A30", "mig": ["
     ],
 )
 def test_best_there_is(which: Card, means: Means, tier: Isolation) -> None:
-    assert chosen(which, means, Wanted.AUTO) == (tier, "")
+    assert chosen(which, means, IsolationSetting.AUTO) == (tier, "")
 
 
 @pytest.mark.parametrize(
     ("wanted", "means", "words"),
     [
-        (Wanted.CGROUP, replace(ALL, driver=OLD), "cgroup is asked for and cannot be had: it needs driver R615"),
-        (Wanted.CGROUP, replace(ALL, hook=False), "set limitHook"),
-        (Wanted.CGROUP, replace(ALL, cgroup2=False), "no cgroup v2"),
-        (Wanted.CGROUP, replace(ALL, cdi=False), "no CDI"),
-        (Wanted.NAMESPACE, replace(ALL, namespaces=False), "R615"),
-        (Wanted.MPS, replace(ALL, mps=False, namespaces=False), "set mpsProgram"),
+        (
+            IsolationSetting.CGROUP,
+            replace(ALL, driver=OLD),
+            "cgroup is asked for and cannot be had: it needs driver R615",
+        ),
+        (IsolationSetting.CGROUP, replace(ALL, hook=False), "set limitHook"),
+        (IsolationSetting.CGROUP, replace(ALL, cgroup2=False), "no cgroup v2"),
+        (IsolationSetting.CGROUP, replace(ALL, cdi=False), "no CDI"),
+        (IsolationSetting.NAMESPACE, replace(ALL, namespaces=False), "R615"),
+        (IsolationSetting.MPS, replace(ALL, mps=False, namespaces=False), "set mpsProgram"),
     ],
 )
-def test_tier_that_cannot_be_had_is_not_replaced(wanted: Wanted, means: Means, words: str) -> None:
+def test_tier_that_cannot_be_had_is_not_replaced(wanted: IsolationSetting, means: Means, words: str) -> None:
     tier, problem = chosen(A30, means, wanted)
     assert tier is Isolation.NONE
     assert words in problem
@@ -64,11 +67,11 @@ def test_tier_that_cannot_be_had_is_not_replaced(wanted: Wanted, means: Means, w
 @given(
     st.sampled_from([A30, P100, MIG]),
     st.builds(Means, st.sampled_from([NEWEST, OLD]), *[st.booleans()] * 5),
-    st.sampled_from(Wanted),
+    st.sampled_from(IsolationSetting),
 )
-def test_never_silently_weaker_than_asked(which: Card, means: Means, wanted: Wanted) -> None:
+def test_never_silently_weaker_than_asked(which: Card, means: Means, wanted: IsolationSetting) -> None:
     tier, problem = chosen(which, means, wanted)
-    if wanted is not Wanted.AUTO:
+    if wanted is not IsolationSetting.AUTO:
         assert bool(problem) != (tier.value == wanted.value)
     else:
         stronger = [one for one in Isolation if STRENGTH[one] > STRENGTH[tier]]

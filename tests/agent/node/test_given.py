@@ -72,7 +72,7 @@ def test_a_changed_record_has_no_effect(scene: Scene, given: bool) -> None:
     for written in (forged(scene, card=1), forged(scene, card=1, memory=24576), {}, {"UUID": "x"}):
         rewrite(scene, "a", written)
         assert cards(scene, "a") == [0]
-        assert scene.pods.tally.held("aliyun.com/gpu-mem", scene.pods.node.gpus[0].uuid).memory_mib == 2048
+        assert scene.pods.totals.held("aliyun.com/gpu-mem", scene.pods.node.gpus[0].uuid).memory_mib == 2048
 
 
 def test_a_record_that_claims_too_much_takes_no_room(scene: Scene) -> None:
@@ -84,7 +84,7 @@ def test_a_record_that_claims_too_much_takes_no_room(scene: Scene) -> None:
     manifest["metadata"]["annotations"] = forged(scene, card=0, memory=24576)
     status = {"phase": "Running", "containerStatuses": [{"name": "main", "containerID": "forged"}]}
     scene.pods.on_pod(Change(ChangeType.ADDED, None, msgspec.convert({**manifest, "status": status}, Pod)))
-    assert scene.pods.tally.held("aliyun.com/gpu-mem", scene.pods.node.gpus[0].uuid).memory_mib == 0
+    assert scene.pods.totals.held("aliyun.com/gpu-mem", scene.pods.node.gpus[0].uuid).memory_mib == 0
 
 
 def test_what_was_given_is_known_after_a_restart(tmp_path: Path) -> None:

@@ -7,17 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.config import FAMILIES, Config
+from shoal.agent.config import FAMILIES, AgentConfig
+from shoal.agent.device_plugin import devices
+from shoal.agent.device_plugin.decisions import choose_cards
+from shoal.agent.device_plugin.devices import Count
+from shoal.agent.device_plugin.serving import served_resources
 from shoal.agent.errors import NoCardError, RefusedError
-from shoal.agent.node.holdings import Holding, given_holding, holding_of, used
-from shoal.agent.node.tally import Tally
+from shoal.agent.node.holdings import HeldTotals, PodHolding, given_holding, holding_of, used
 from shoal.agent.nvidia import partitions
 from shoal.agent.nvidia.config import NvidiaConfig, parse
 from shoal.agent.nvidia.replicas import Cut, Slicing, read_label, slicing_of
-from shoal.agent.plugins import devices
-from shoal.agent.plugins.devices import Count
-from shoal.agent.plugins.offers import offers
-from shoal.agent.starts.choice import choose
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.contract import gpushare, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
@@ -36,14 +35,14 @@ def pod(limits: dict[str, dict[str, int]], allocation: Allocation | None = None)
     return {"metadata": {"annotations": annotations}, "spec": {"nodeName": "n", "containers": containers}}
 
 
-def hold(manifest: dict, slicing: Slicing | None) -> Holding:
+def hold(manifest: dict, slicing: Slicing | None) -> PodHolding:
     return holding_of(manifest, node=NODE, unit=MemoryUnit.GIB, slicing=slicing)
 
 
 def place(count: int, slicing: Slicing, taken: dict[str, Share] | None = None, resource: str = WHOLE) -> Allocation:
     """The agent's choice for a pod of one container."""
     holding = hold(pod({"main": {resource: count}}), slicing)
-    return choose(holding.request, node=NODE, taken=taken or {}, slicing=slicing, sliced=holding.sliced)
+    return choose_cards(holding.request, node=NODE, taken=taken or {}, slicing=slicing, sliced=holding.sliced)
 
 
 def cards(allocation: Allocation) -> dict[int, Share]:
@@ -102,20 +101,20 @@ def test_replicas_that_have_no_room():
 def test_any_pods_get_replicas_that_fit_and_are_counted(cut: Cut, wishes: list[int], packed: bool, sizes: list[int]):
     node = NodeGpus("n", tuple(Gpu(f"GPU-{index}", index, size) for index, size in enumerate(sizes)))
     slicing = Slicing(SHARED, cut, packed)
-    holdings: list[Holding] = []
+    holdings: list[PodHolding] = []
     for wish in wishes:
-        before = devices.replicas(node.gpus, Tally.of(holdings), SHARED, cut)
+        before = devices.replicas(node.gpus, HeldTotals.of(holdings), SHARED, cut)
         asked = holding_of(pod({"main": {SHARED: wish}}), node=node, unit=MemoryUnit.GIB, slicing=slicing)
         had = sum(wish for wish in (holding.counts["main"] for holding in holdings))
         try:
-            chosen = choose(asked.request, node=node, taken=used(holdings), slicing=slicing, sliced=asked.sliced)
+            chosen = choose_cards(asked.request, node=node, taken=used(holdings), slicing=slicing, sliced=asked.sliced)
         except NoCardError:
             assert before.allowed - had < wish, "a replica that kubelet may give is there"
             continue
         placed = holding_of(pod({"main": {SHARED: wish}}, chosen), node=node, unit=MemoryUnit.GIB, slicing=slicing)
         assert (placed.problem, placed.allocation) == ("", chosen)
         holdings.append(placed)
-        after = devices.replicas(node.gpus, Tally.of(holdings), SHARED, cut)
+        after = devices.replicas(node.gpus, HeldTotals.of(holdings), SHARED, cut)
         assert after.total == before.total
         assert after.allowed == before.allowed, "replicas take no room from replicas"
     for gpu in node.gpus:
@@ -152,8 +151,8 @@ def test_whole_card_that_a_scheduler_chose_is_none_of_the_replicas():
     entry = ContainerAllocation("main", (CardShare("GPU-1", 1, Share(exclusive=True)),))
     holding = hold(pod({"main": {WHOLE: 1}}, Allocation("n", (entry,))), Slicing(WHOLE, FOUR))
     assert (holding.problem, holding.sliced, holding.cut) == ("", frozenset(), None)
-    assert devices.replicas(NODE.gpus, Tally.of([holding]), WHOLE, FOUR) == Count(12, 9)
-    assert devices.memory(NODE.gpus, Tally.of([holding]), MemoryUnit.GIB) == Count(32, 16)
+    assert devices.replicas(NODE.gpus, HeldTotals.of([holding]), WHOLE, FOUR) == Count(12, 9)
+    assert devices.memory(NODE.gpus, HeldTotals.of([holding]), MemoryUnit.GIB) == Count(32, 16)
 
 
 def test_one_kind_of_gpu_per_container():
@@ -168,7 +167,7 @@ def test_one_kind_of_gpu_per_container():
 
 def test_replicas_that_are_no_more_leave_whole_cards_that_are_free():
     pods = [given_holding(pod({"main": {WHOLE: 1}}), place(1, Slicing(WHOLE, FOUR))) for _ in range(3)]
-    assert devices.whole(NODE.gpus, Tally.of(pods)) == Count(5, 5), "three replicas on card 0, and two cards"
+    assert devices.whole(NODE.gpus, HeldTotals.of(pods)) == Count(5, 5), "three replicas on card 0, and two cards"
 
 
 # What is offered
@@ -176,7 +175,7 @@ def test_replicas_that_are_no_more_leave_whole_cards_that_are_free():
 
 def offered(text: str, gpus: tuple[Gpu, ...] = NODE.gpus, resources: tuple[str, ...] = FAMILIES) -> dict[str, int]:
     """The resources that NVIDIA's configuration changes or brings, and how many of each are free to be taken."""
-    found = offers(Config(node_name="n", resources=resources), parse(text), gpus, Tally())
+    found = served_resources(AgentConfig(node_name="n", resources=resources), parse(text), gpus, HeldTotals())
     counted = {name: count.allowed for name, count in found.counts.items() if name in (WHOLE, SHARED)}
     config = parse(text)
     named = {
@@ -222,11 +221,14 @@ def test_offers(text: str, gpus: tuple[Gpu, ...], wanted: dict[str, int]):
 
 def test_nothing_of_nvidias_is_offered_where_another_plugin_serves_it():
     text = "version: v1\nflags: {migStrategy: mixed}\n" + SLICED % ("renameByDefault: true,", "gpu")
-    assert offers(Config(node_name="n", resources=(MEMORY,)), parse(text), MIXED, Tally()).nvidias == set()
+    assert (
+        served_resources(AgentConfig(node_name="n", resources=(MEMORY,)), parse(text), MIXED, HeldTotals()).nvidias
+        == set()
+    )
 
 
 def test_nothing_of_nvidias_is_offered_while_it_is_not_known_how():
-    found = offers(Config(node_name="n"), None, NODE.gpus, Tally())
+    found = served_resources(AgentConfig(node_name="n"), None, NODE.gpus, HeldTotals())
     assert (found.counts[WHOLE], found.nvidias) == (Count(0, 0), set())
     assert found.counts[MEMORY].allowed == 32
     assert slicing_of(None) is slicing_of(NvidiaConfig()) is None

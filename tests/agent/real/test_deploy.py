@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from shoal import __version__
-from shoal.agent.config import Config
-from shoal.agent.node.paths import HostPaths
-from shoal.cli.services import settings
+from shoal.agent.config import AgentConfig
+from shoal.cli import settings
 from shoal.kubelet import constants
+from shoal.kubelet.host_paths import HostPaths
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 from tests.agent.lab import memory_pod
 from tests.agent.real.conftest import NewLab, RealLab
@@ -41,8 +41,8 @@ def one(kind: str) -> dict[str, Any]:
 def test_settings_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "agent.yaml"
     path.write_text(one("ConfigMap")["data"]["agent.yaml"])
-    written = settings.load(Config, path, {"node_name": "n"}, command="agent")
-    assert written == Config(node_name="n"), "they are the defaults, written out"
+    written = settings.load(AgentConfig, path, {"node_name": "n"}, command="agent")
+    assert written == AgentConfig(node_name="n"), "they are the defaults, written out"
 
 
 def test_names_paths_and_ports_are_those_of_the_code() -> None:
@@ -56,7 +56,7 @@ def test_names_paths_and_ports_are_those_of_the_code() -> None:
     assert agent["env"][0]["name"] == gpushare.ENV_NODE_NAME
     assert agent["livenessProbe"]["httpGet"]["path"] == shoal.PATH_HEALTH
     assert agent["readinessProbe"]["httpGet"]["path"] == shoal.PATH_READY
-    assert agent["ports"][0]["containerPort"] == Config(node_name="n").port
+    assert agent["ports"][0]["containerPort"] == AgentConfig(node_name="n").port
     assert not agent["securityContext"].get("privileged")
     hosts = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
     mounts = {mount["name"]: mount["mountPath"] for mount in agent["volumeMounts"]}
@@ -75,7 +75,7 @@ def test_mps_has_a_pod_of_its_own_and_its_settings_are_those_of_both(tmp_path: P
     written, patch = (yaml.safe_load(one["patch"]) for one in overlay["patches"])
     path = tmp_path / "agent.yaml"
     path.write_text(written["data"]["agent.yaml"])
-    config = settings.load(Config, path, {"node_name": "n"}, command="agent")
+    config = settings.load(AgentConfig, path, {"node_name": "n"}, command="agent")
     assert not config.mps_start
     (daemon,) = yaml.safe_load_all((WITH_MPS / "daemon.yaml").read_text())
     base = one("DaemonSet")["spec"]["template"]["spec"]

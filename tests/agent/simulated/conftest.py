@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from shoal.agent import app
-from shoal.agent.config import Config
-from shoal.agent.node.paths import HostPaths
+from shoal.agent.config import AgentConfig
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.protocol import Nvml
 from shoal.kube.access.kubeconfig import load_kubeconfig
+from shoal.kubelet.host_paths import HostPaths
 from tests.agent.lab import Lab
 from tests.embedded.nodes.conftest import (  # noqa: F401 - fixtures
     NewSimulatedNode,
@@ -41,13 +41,13 @@ class InProcess:
     ) -> None:
         self.port = 0
         self._loop = server.loop
-        self._reloads: asyncio.Queue[Config] = asyncio.Queue()
+        self._reloads: asyncio.Queue[AgentConfig] = asyncio.Queue()
         self._settings = {"host": "127.0.0.1", "port": 0}
         self._paths = paths_of(node)
         access = load_kubeconfig([kubeconfig or server.api.kubeconfig()], environ={}, explicit=True)
         self._task = self._loop.run(self._start(self._config(settings), access, nvml))
 
-    async def _start(self, config: Config, access, nvml) -> asyncio.Task[None]:
+    async def _start(self, config: AgentConfig, access, nvml) -> asyncio.Task[None]:
         serving = asyncio.Event()
 
         def served(port: int) -> None:
@@ -71,8 +71,8 @@ class InProcess:
         (result,) = await asyncio.gather(self._task, return_exceptions=True)
         assert isinstance(result, asyncio.CancelledError), result
 
-    def _config(self, settings: Mapping[str, object]) -> Config:
-        return msgspec.convert({**self._settings, **settings}, Config)
+    def _config(self, settings: Mapping[str, object]) -> AgentConfig:
+        return msgspec.convert({**self._settings, **settings}, AgentConfig)
 
     def reload(self, **settings: object) -> None:
         self._loop.run(self._reloads.put(self._config(settings)))
@@ -109,7 +109,7 @@ class SimulatedLab(Lab):
 
     def clean(self) -> None:
         access = load_kubeconfig([self.pods.apiserver.api.kubeconfig()], environ={}, explicit=True)
-        config = msgspec.convert({"nodeName": self.node.name}, Config)
+        config = msgspec.convert({"nodeName": self.node.name}, AgentConfig)
         self.pods.apiserver.loop.run(app.cleanup(config, access, paths_of(self.node), self.open_driver))
 
 

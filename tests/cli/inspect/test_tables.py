@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shoal.cli.inspect.forms.tabs import aligned
+from shoal.cli.inspect.tables import tabbed
 from tests.cases import read_cases
 from tests.cli.inspect.cluster import Cluster, objects
 
@@ -44,4 +44,4 @@ def test_tables(name: str, cluster: Cluster) -> None:
     ],
 )
 def test_columns_end_with_a_line_that_lacks_them(text: str, laid_out: str) -> None:
-    assert aligned(text) == laid_out
+    assert tabbed(text) == laid_out

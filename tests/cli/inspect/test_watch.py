@@ -4,7 +4,7 @@ import signal
 import subprocess
 
 from tests.cli.inspect.cluster import Cluster, objects
-from tests.cli.inspect.terminal import COMMAND, on_terminal
+from tests.cli.terminal import COMMAND, on_terminal
 
 NODES = {"n1": {"mem": 15, "count": 1}}
 

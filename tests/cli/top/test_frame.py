@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from shoal.cli.inspect.use import ClusterUse, NodeUse, PodUse
-from shoal.cli.top.frame import Size, bar, frame
+from shoal.analysis.inspect.use import ClusterUse, NodeUse, PodUse
+from shoal.cli.top.frame import ScreenSize, bar, frame
 from shoal.cli.top.view import Order, Subject, View
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu, NodeGpus
@@ -31,10 +31,10 @@ CLUSTER = ClusterUse(
     (PodUse("team", "later", asked_mib=1024, why="no card has room"),),
     unit=MemoryUnit.GIB,
 )
-WIDE = Size(200)
+WIDE = ScreenSize(200)
 
 
-def firsts(view: View, size: Size = WIDE) -> list[str]:
+def firsts(view: View, size: ScreenSize = WIDE) -> list[str]:
     """The first two words of every line of the body."""
     return [" ".join(line.split()[:2]) for line in frame(CLUSTER, view, size, colour=False)[3:]]
 
@@ -74,7 +74,7 @@ def test_a_line_of_a_card() -> None:
 
 
 def test_only_what_has_room_is_shown() -> None:
-    small = Size(40, 6)
+    small = ScreenSize(40, 6)
     for first, expected in ((0, ["n2 0", "n2 1"]), (1, ["n2 1", "n10 0"]), (99, ["n10 1", "waits: team/later:"])):
         lines = frame(CLUSTER, View(first=first), small, colour=False)
         assert len(lines) == 6
@@ -96,7 +96,7 @@ def test_trouble_is_told() -> None:
 
 
 def test_an_empty_cluster() -> None:
-    lines = frame(ClusterUse(()), View(), Size(100, 10), colour=False)
+    lines = frame(ClusterUse(()), View(), ScreenSize(100, 10), colour=False)
     assert lines[0].startswith("shoal top: nodes 0, cards 0")
     assert lines[-1].endswith("nothing to show")
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from shoal.cli.main import main
 from tests.cli.inspect.cluster import Cluster, objects
-from tests.cli.inspect.terminal import Session, on_terminal
+from tests.cli.terminal import Session, on_terminal
 from tests.suites.embedded import EmbeddedServer
 from tests.testbed.waiting import wait_for
 

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.cli.top import view
-from shoal.cli.top.terminal import keys_of
+from shoal.cli.top.session import keys_of
 from shoal.cli.top.view import Order, Subject, View, after
 
 

@@ -12,7 +12,7 @@ from shoal.embedded.nodes.app import Nodes
 from shoal.embedded.nodes.cluster import parse
 from shoal.embedded.nodes.errors import FaultError
 from shoal.embedded.nodes.faults import play
-from shoal.gpu.protocol import Event, EventKind
+from shoal.gpu.protocol import CardEvent, EventKind
 from shoal.gpu.simulated import SimulatedNvml
 from tests.kube.waiting import until
 
@@ -52,7 +52,7 @@ async def test_a_fault_comes_once_with_each_new_value(api: EmbeddedApi, nodes: N
     await until(lambda: len(watch.pending) == 2, "the other card is back")
     annotate(api, gpu1="ecc=2")
     await until(lambda: len(watch.pending) == 3, "errors are counted")
-    assert watch.pending[0] == Event(EventKind.XID, uuid, 48)
+    assert watch.pending[0] == CardEvent(EventKind.XID, uuid, 48)
     assert [event.kind for event in watch.pending][1:] == [EventKind.BACK, EventKind.ECC_UNCORRECTED]
 
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.request import CardSelector, ContainerRequest, Request, Share
-from shoal.placement.books.ledger import Booking, Ledger
 from shoal.placement.engine import Engine
+from shoal.placement.ledger import Booking, Ledger
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.extender.empty_nodes import EmptyNodes
 

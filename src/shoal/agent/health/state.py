@@ -1,8 +1,12 @@
-"""Which cards are unhealthy and why: a state machine over reports and looks. Pure; moments come in as seconds.
+"""Which cards are unhealthy and why: rules, and a state machine over reports and looks. Pure; moments are in seconds.
 
 A fault begins with a report that counts, or with a look at a card that does not answer. It ends at a look at which the
 card answers and has been quiet for the hold-off, never by time alone. Where the driver asks for a reset, that must have
 been seen too: the card was away and is back, or its energy counter, which only grows, began anew.
+
+Two lists adjust which reports count, in the words of NVIDIA's plugin: numbers of XID errors, `xids` for all of them, or
+`all` for every check. What is enabled wins over what is disabled, and over the errors that applications cause
+themselves.
 """
 
 from __future__ import annotations
@@ -12,9 +16,78 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from shoal.agent.health.rules import RESET_XIDS, Rules
+from shoal.agent.errors import AgentConfigError
 from shoal.gpu.inventory import LOST
-from shoal.gpu.protocol import Event, EventKind
+from shoal.gpu.protocol import CardEvent, EventKind
+from shoal.model.contract import nvidia
+from shoal.model.errors import shown
+
+#: After these a card needs a reset; by NVIDIA's list of XID errors, not tried on hardware.
+RESET_XIDS: Final = frozenset({48, 62, 64, 74, 79, 95, 119, 120, 140})
+_ALL: Final = "all"
+_XIDS: Final = "xids"
+_MOST_XID: Final = 2**20
+_MAX_LENGTH: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRules:
+    """What counts as a fault. `hold` is in seconds; each return of a fault doubles it, up to `longest_hold`."""
+
+    ignored: frozenset[int] = nvidia.IGNORED_XIDS
+    #: Errors that count whatever else is said.
+    enforced: frozenset[int] = frozenset()
+    xids: bool = True
+    #: Memory errors, lost cards and cards that do not answer.
+    others: bool = True
+    hold: float = 60.0
+    longest_hold: float = 3600.0
+
+    def counts(self, event: CardEvent) -> bool:
+        """Whether an event makes its card unhealthy."""
+        if event.kind is EventKind.XID:
+            number = -1 if event.xid is None else event.xid
+            return number in self.enforced or (self.xids and number not in self.ignored)
+        return self.others and event.kind in (EventKind.ECC_UNCORRECTED, EventKind.LOST)
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything to watch for."""
+        return self.xids or self.others or bool(self.enforced)
+
+
+def rules(*, disable: str = "", enable: str = "", hold: float = 60.0) -> HealthRules:
+    """The rules of two lists such as `31,43`, `xids` or `all`."""
+    off, off_words = _listed(disable, "what is disabled")
+    on, on_words = _listed(enable, "what is enabled")
+    every = _ALL in on_words
+    all_xids = every or _XIDS in on_words
+    return HealthRules(
+        ignored=frozenset() if all_xids else nvidia.IGNORED_XIDS | off,
+        enforced=on,
+        xids=all_xids or not off_words & {_ALL, _XIDS},
+        others=every or _ALL not in off_words,
+        hold=hold,
+        longest_hold=max(hold, HealthRules().longest_hold),
+    )
+
+
+def _listed(text: str, what: str) -> tuple[frozenset[int], frozenset[str]]:
+    if len(text) > _MAX_LENGTH:
+        raise AgentConfigError(f"the list of {what} has more than {_MAX_LENGTH} characters: write a few numbers")
+    numbers, words = set(), set()
+    for item in (one.strip().lower() for one in text.split(",")):
+        if item in (_ALL, _XIDS):
+            words.add(item)
+        elif item.isascii() and item.isdigit() and len(item) < 8 and int(item) <= _MOST_XID:
+            numbers.add(int(item))
+        elif item:
+            raise AgentConfigError(
+                f"{shown(item)} in the list of {what} is no health check: "
+                f"write numbers of XID errors, {_XIDS} or {_ALL}"
+            )
+    return frozenset(numbers), frozenset(words)
+
 
 MAX_WORDS: Final = 512
 #: Distinct faults that are kept of one card; more say nothing new.
@@ -114,10 +187,10 @@ class Look:
         return not self.silent and not self.lost
 
 
-class Health:
+class CardHealth:
     """The cards of one node."""
 
-    def __init__(self, rules: Rules, recalled: Mapping[str, CardFaults] | None = None) -> None:
+    def __init__(self, rules: HealthRules, recalled: Mapping[str, CardFaults] | None = None) -> None:
         self._rules = rules
         self._cards = dict(recalled or {})
 
@@ -131,7 +204,7 @@ class Health:
         """Why cards are unhealthy, by UUID."""
         return {uuid: card.words for uuid, card in self.unhealthy.items()}
 
-    def report(self, event: Event, now: float, cards: Iterable[str]) -> None:
+    def report(self, event: CardEvent, now: float, cards: Iterable[str]) -> None:
         """Something was reported; without naming its card it concerns all of `cards`."""
         if not self._rules.counts(event):
             return

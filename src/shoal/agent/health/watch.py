@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from shoal.agent.health.state import Health, Look
+from shoal.agent.health.state import CardHealth, Look
 from shoal.gpu.errors import GpuError, LostCardError
-from shoal.gpu.protocol import Event, EventKind, Events, Nvml, Survey
+from shoal.gpu.protocol import CardEvent, CardEvents, EventKind, Nvml, Survey
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _COMINGS_AND_GOINGS: Final = (EventKind.LOST, EventKind.BACK)
 class Heard:
     """What the thread learnt at once: a report, looks at cards, and the cards there are if they were counted."""
 
-    event: Event | None = None
+    event: CardEvent | None = None
     looks: Mapping[str, Look] = field(default_factory=dict)
     survey: Survey | None = None
 
@@ -59,7 +59,7 @@ class HealthWatch:
     def __init__(
         self,
         nvml: Nvml,
-        health: Health,
+        health: CardHealth,
         survey: Survey,
         *,
         now: Callable[[], float],
@@ -76,7 +76,7 @@ class HealthWatch:
         # Written by one side and read by the other, each a single value.
         self._interval = self._pause()
         self._uuids = tuple(card.uuid for card in survey.cards)
-        self._events: Events | None = None
+        self._events: CardEvents | None = None
         self._stop = threading.Event()
 
     async def run(self) -> None:
@@ -135,12 +135,12 @@ class HealthWatch:
                     self._events.close()
                 self._events = None
 
-    def _follow(self, events: Events, tell: Callable[[Heard], None]) -> None:
+    def _follow(self, events: CardEvents, tell: Callable[[Heard], None]) -> None:
         """Pass on what is reported, until there are other cards than the watch knows."""
         heard = self._around()
         tell(heard)
         cards = _present(heard)
-        event: Event | None = None
+        event: CardEvent | None = None
         while not self._stop.is_set():
             # After a report the next look comes soon: whether it counted, the loop has not said yet.
             event = events.wait(self._interval if event is None else self._anxious)

@@ -1,6 +1,6 @@
 """What keeps a container to its share of a card, as further edits of its CDI spec.
 
-`tiers` says what a node can build, `on_node` puts it together. A limit on the container's own cgroup comes as a
+`tiers` says what a node can build, `node_limits` puts it together. A limit on the container's own cgroup comes as a
 `createRuntime` hook among the edits, since that cgroup does not exist yet when these are made: `cgroup` has the hook
 and the socket it asks. `mps` looks after the MPS daemon. `NO_LIMITS` sets none.
 """
@@ -17,7 +17,7 @@ from shoal.model.gpu import Gpu, Isolation
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ContainerStart:
     """A container that is about to be created, with the cards it gets in the order it sees them."""
 
     namespace: str
@@ -31,7 +31,7 @@ class Start:
     hooks: Sequence[Hook] = ()
 
 
-class Limits(Protocol):
+class ShareLimits(Protocol):
     """Builds the walls of shares."""
 
     def isolation(self, uuid: str) -> Isolation:
@@ -40,13 +40,13 @@ class Limits(Protocol):
     def faults(self) -> Mapping[str, str]:
         """Cards of which no share can be given now, by UUID, and why."""
 
-    def edits(self, start: Start) -> ContainerEdits:
+    def edits(self, start: ContainerStart) -> ContainerEdits:
         """What to do to the container beside giving it its cards. RefusedError keeps it from starting."""
 
-    async def prepare(self, start: Start) -> None:
+    async def prepare(self, start: ContainerStart) -> None:
         """Have everything ready that the edits name. RefusedError keeps the container from starting."""
 
-    async def keep_only(self, starts: Iterable[Start]) -> None:
+    async def keep_only(self, starts: Iterable[ContainerStart]) -> None:
         """Take away what was made ready for any other container."""
 
 
@@ -59,14 +59,14 @@ class _NoLimits:
         """None."""
         return {}
 
-    def edits(self, start: Start) -> ContainerEdits:
+    def edits(self, start: ContainerStart) -> ContainerEdits:
         """Nothing."""
         return ContainerEdits()
 
-    async def prepare(self, start: Start) -> None:
+    async def prepare(self, start: ContainerStart) -> None:
         """There is nothing to do."""
 
-    async def keep_only(self, starts: Iterable[Start]) -> None:
+    async def keep_only(self, starts: Iterable[ContainerStart]) -> None:
         """There is nothing to do."""
 
 

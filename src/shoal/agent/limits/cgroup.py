@@ -51,7 +51,7 @@ class LimitError(AgentError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LimitRequest:
     """What a hook asks for: hard limits in bytes by card, on a cgroup below the root of all of them."""
 
     cgroup: str
@@ -87,7 +87,7 @@ def encoded(cgroup: str, limits: Sequence[str]) -> bytes:
     return "".join(f"{line}\n" for line in (_GREETING, cgroup, *limits)).encode()
 
 
-def decoded(raw: bytes) -> Request:
+def decoded(raw: bytes) -> LimitRequest:
     """The request of a hook."""
     lines = raw.decode(errors="replace").split("\n")
     if len(raw) > _MAX_REQUEST or len(lines) < 4 or lines[0] != _GREETING or lines[-1]:
@@ -101,10 +101,10 @@ def decoded(raw: bytes) -> Request:
         if match is None or int(match["bytes"]) < 1:
             raise LimitError(f"{shown(item)} is no limit: write UUID=BYTES")
         limits[match["uuid"]] = int(match["bytes"])
-    return Request(cgroup, limits)
+    return LimitRequest(cgroup, limits)
 
 
-def apply(nvml: Nvml, root: Path, request: Request) -> None:
+def apply(nvml: Nvml, root: Path, request: LimitRequest) -> None:
     """Set the limits of a request."""
     cgroup = str(root / request.cgroup.lstrip("/"))
     for uuid, amount in request.limits.items():

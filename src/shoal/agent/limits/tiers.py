@@ -14,7 +14,7 @@ from shoal.model.gpu import Isolation
 STRENGTH: Final = {tier: place for place, tier in enumerate(reversed(Isolation))}
 
 
-class Wanted(StrEnum):
+class IsolationSetting(StrEnum):
     """What the configuration asks for: the best there is, or one tier and nothing less."""
 
     AUTO = "auto"
@@ -68,10 +68,10 @@ def hindrances(card: Card, means: Means) -> dict[Isolation, str]:
     return found
 
 
-def chosen(card: Card, means: Means, wanted: Wanted) -> tuple[Isolation, str]:
+def chosen(card: Card, means: Means, wanted: IsolationSetting) -> tuple[Isolation, str]:
     """The tier of a card's shares, and what is wrong with it: empty unless another one was asked for."""
     against = hindrances(card, means)
-    if wanted is Wanted.AUTO:
+    if wanted is IsolationSetting.AUTO:
         return next(tier for tier in Isolation if tier not in against), ""
     asked = Isolation(wanted.value)
     if asked in against:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from shoal.agent.config import Config
+from shoal.agent.config import AgentConfig
 from shoal.gpu import inventory
 from shoal.gpu.errors import GpuError
 from shoal.gpu.protocol import Nvml, Survey
@@ -22,7 +22,7 @@ _FIRST_PAUSE: Final = 1.0
 _MAX_PAUSE: Final = 15.0
 
 
-class Cards:
+class NodeCards:
     """The driver of a node and its cards."""
 
     def __init__(self, open_driver: OpenDriver) -> None:
@@ -65,7 +65,7 @@ class Cards:
             self._nvml = self._open()
         return self._nvml.survey()
 
-    def gpus(self, config: Config, faults: Mapping[str, str]) -> tuple[Gpu, ...]:
+    def gpus(self, config: AgentConfig, faults: Mapping[str, str]) -> tuple[Gpu, ...]:
         """The cards as the node publishes them. `faults` says by UUID why a card is unhealthy."""
         return inventory.gpus(
             self.survey, faults=faults, mps_clients=config.mps_clients, without_reserved=config.without_reserved

@@ -1,11 +1,13 @@
-"""What the pods of a node hold of its cards, read from their specs and annotations. Pure.
+"""What the pods of a node hold of its cards, read from their specs and annotations, and the sums over them. Pure.
 
 A pod holds its cards from the moment it is bound until it is over; one that is being deleted still holds them. What its
-containers have been given counts more than what is written on it.
+containers have been given counts more than what is written on it. The change of a pod changes the sums by that pod
+alone.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -27,7 +29,7 @@ RESOURCES: Final = (gpushare.RESOURCE_MEMORY, keti.RESOURCE_MPS, nvidia.RESOURCE
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class PodHolding:
     """One pod. Without an allocation nobody has placed it, or `problem` says why its record cannot be used."""
 
     request: Request
@@ -72,7 +74,7 @@ def holding_of(
     unit: MemoryUnit,
     slicing: Slicing | None = None,
     decided: Allocation | None = None,
-) -> Holding:
+) -> PodHolding:
     """What a pod on the node holds, by what is written on it, or by what was `decided` before.
 
     `slicing` is how cards are cut now. Replicas of another cut that were given to nobody are chosen again.
@@ -82,12 +84,12 @@ def holding_of(
         request = gpus_of_manifest(pod, unit=unit)
         asked = {one.name: found for one in pod.containers if (found := _asked(one)) is not None}
     except RequestError as error:
-        return Holding(Request(), problem=str(error))
+        return PodHolding(Request(), problem=str(error))
     resources = {name: resource for name, (resource, _) in asked.items()}
     counts = {name: count for name, (_, count) in asked.items()}
-    plain = Holding(request, resources=resources, counts=counts, app_names=pod.app_names())
+    plain = PodHolding(request, resources=resources, counts=counts, app_names=pod.app_names())
     if not resources and not request.containers:
-        return Holding(request)
+        return PodHolding(request)
     sliceable = {name for name, resource in resources.items() if resource in replicas.RESOURCES}
     bounds = replace(request, containers=_with_replicas(pod, request, counts, sliceable))
     try:
@@ -153,16 +155,16 @@ def _with_replicas(
     return tuple(asked[one.name] for one in pod.containers if one.name in asked)
 
 
-def given_holding(manifest: Mapping[str, Any], allocation: Allocation) -> Holding:
+def given_holding(manifest: Mapping[str, Any], allocation: Allocation) -> PodHolding:
     """What a pod holds whose containers have been given this, whatever is written on it."""
     try:
         pod = read_pod(manifest)
         asked = {one.name: found for one in pod.containers if (found := _asked(one)) is not None}
     except RequestError:  # it was read when its containers were given their cards, and has its cards
-        return Holding(Request(), allocation)
+        return PodHolding(Request(), allocation)
     resources = {name: resource for name, (resource, _) in asked.items()}
     cut = replicas.read_label(allocation.policy)
-    return Holding(
+    return PodHolding(
         Request(),
         allocation,
         resources=resources,
@@ -213,10 +215,106 @@ def _replica_mismatch(wanted: ContainerRequest, entry: ContainerAllocation, card
     return ""
 
 
-def used(holdings: Iterable[Holding], resource: str | None = None) -> dict[str, Share]:
+def used(holdings: Iterable[PodHolding], resource: str | None = None) -> dict[str, Share]:
     """What all these pods hold of each card, by UUID; by one resource only if that is named."""
     total: dict[str, Share] = {}
     for holding in holdings:
         for uuid, share in holding.held(resource).items():
             total[uuid] = total.get(uuid, NO_SHARE) + share
     return total
+
+
+@dataclass(slots=True)
+class _Sum:
+    """What is held of one card by one resource."""
+
+    memory_mib: int = 0
+    compute: int = 0
+    clients: int = 0
+    #: How many pods have the card as a whole.
+    whole: int = 0
+    #: The memory that was asked for; of a card given as a whole, too.
+    asked_mib: int = 0
+    #: Replicas: how often each share of each cut.
+    cuts: Counter[tuple[Cut, Share]] = field(default_factory=Counter)
+
+    def add(self, holding: PodHolding, share: Share, sign: int) -> None:
+        self.memory_mib += sign * share.memory_mib
+        self.compute += sign * share.compute
+        self.clients += sign * share.clients
+        self.whole += sign * share.exclusive
+        self.asked_mib += sign * share.memory_mib
+        if holding.cut is not None and not share.exclusive:
+            self.cuts[holding.cut, share] += sign
+
+    def share(self) -> Share:
+        return Share(self.memory_mib, self.compute, self.clients, self.whole > 0)
+
+    def units(self, gpu: Gpu) -> int:
+        return self.whole + sum(count * (cut.count(gpu, share) or 0) for (cut, share), count in self.cuts.items())
+
+
+class HeldTotals:
+    """The sums over some pods, each known by its UID."""
+
+    def __init__(self) -> None:
+        #: Another one after every change.
+        self.version = 0
+        self._holdings: dict[str, PodHolding] = {}
+        #: By resource and the card's UUID.
+        self._sums: dict[tuple[str, str], _Sum] = {}
+
+    @classmethod
+    def of(cls, holdings: Iterable[PodHolding]) -> HeldTotals:
+        """The sums over these pods."""
+        totals = cls()
+        for number, holding in enumerate(holdings):
+            totals.put(str(number), holding)
+        return totals
+
+    def put(self, uid: str, holding: PodHolding | None) -> None:
+        """A pod holds this from now on; None for nothing."""
+        before = self._holdings.get(uid)
+        if holding is before or holding == before:
+            return
+        self.version += 1
+        if before is not None:
+            self._add(before, -1)
+            del self._holdings[uid]
+        if holding is not None:
+            self._add(holding, 1)
+            self._holdings[uid] = holding
+
+    def _add(self, holding: PodHolding, sign: int) -> None:
+        for resource in set(holding.resources.values()):
+            for uuid, share in holding.held(resource).items():
+                self._sum(resource, uuid).add(holding, share, sign)
+        for uuid, memory in _asked_of_whole(holding):
+            self._sum(gpushare.RESOURCE_MEMORY, uuid).asked_mib += sign * memory
+
+    def _sum(self, resource: str, uuid: str) -> _Sum:
+        return self._sums.setdefault((resource, uuid), _Sum())
+
+    def held(self, resource: str, uuid: str) -> Share:
+        """What is held of a card by a resource."""
+        found = self._sums.get((resource, uuid))
+        return NO_SHARE if found is None else found.share()
+
+    def units(self, resource: str, gpu: Gpu) -> int:
+        """How many cards or replicas pods have of a card by a resource whose units are those."""
+        found = self._sums.get((resource, gpu.uuid))
+        return 0 if found is None else found.units(gpu)
+
+    def asked_mib(self, uuid: str) -> int:
+        """The memory of a card that containers asked for by the memory resource; of a whole card, too."""
+        found = self._sums.get((gpushare.RESOURCE_MEMORY, uuid))
+        return 0 if found is None else found.asked_mib
+
+
+def _asked_of_whole(holding: PodHolding) -> Iterable[tuple[str, int]]:
+    """What containers that have a card as a whole asked for by the memory resource."""
+    for entry in () if holding.allocation is None else holding.allocation.containers:
+        if holding.resources.get(entry.name) == gpushare.RESOURCE_MEMORY:
+            for card in entry.cards:
+                if card.share.exclusive:
+                    yield card.uuid, entry.memory_limit_mib or 0

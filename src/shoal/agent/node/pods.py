@@ -14,8 +14,7 @@ from typing import Final
 
 from shoal.agent.errors import IdentityError
 from shoal.agent.node.given import Given, GivenFiles
-from shoal.agent.node.holdings import Holding, given_holding, holding_of
-from shoal.agent.node.tally import Tally
+from shoal.agent.node.holdings import HeldTotals, PodHolding, given_holding, holding_of
 from shoal.agent.nvidia.replicas import Slicing
 from shoal.kube.client import Client
 from shoal.kube.objects.meta import ObjectMeta
@@ -32,11 +31,11 @@ _OVER: Final = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class NodePod:
     """A pod and what it holds."""
 
     pod: Pod
-    holding: Holding
+    holding: PodHolding
     #: Its containers have been given their cards.
     given: bool = False
     #: No container of it runs or will run.
@@ -71,7 +70,7 @@ class Known:
 
 
 @dataclass(slots=True)
-class News:
+class PodChanges:
     """What has changed: pods by UID, those of them that came, ended or hold something else, or all there is."""
 
     pods: set[str] = field(default_factory=set)
@@ -111,11 +110,11 @@ class NodePods:
         self._runs = runs
         self._changed = changed
         #: What those hold that count.
-        self.tally = Tally()
-        self._known: dict[str, Known] = {}
+        self.totals = HeldTotals()
+        self._known: dict[str, NodePod] = {}
         #: By card, the UIDs of the pods that are not over and have it in their allocation.
         self._on_card: dict[str, set[str]] = {}
-        self._news = News()
+        self._news = PodChanges()
         #: Decisions of the agent's own that the watch has not shown yet.
         self._assumed: dict[str, Allocation] = {}
         #: What was first believed of pods that have been given nothing yet.
@@ -136,11 +135,11 @@ class NodePods:
             client, PODS, fields=f"spec.nodeName={node.name}", consumers=[self.on_pod]
         )
 
-    def __iter__(self) -> Iterator[Known]:
+    def __iter__(self) -> Iterator[NodePod]:
         """The pods that are not over."""
         return (known for known in self._known.values() if not known.over)
 
-    def get(self, uid: str) -> Known | None:
+    def get(self, uid: str) -> NodePod | None:
         """The pod with a UID."""
         return self._known.get(uid)
 
@@ -149,22 +148,22 @@ class NodePods:
         known = self._known.get(uid)
         return known is not None and not known.over
 
-    def on_card(self, uuid: str) -> Iterator[Known]:
+    def on_card(self, uuid: str) -> Iterator[NodePod]:
         """The pods that are not over and have a card in their allocation."""
         return (self._known[uid] for uid in self._on_card.get(uuid, ()))
 
-    def news(self) -> News:
+    def news(self) -> PodChanges:
         """What has changed since this was asked last."""
-        news, self._news = self._news, News()
+        news, self._news = self._news, PodChanges()
         return news
 
-    def not_done(self, news: News) -> None:
+    def not_done(self, news: PodChanges) -> None:
         """News that could not be acted on: they are told again with the next ones."""
         self._news.pods |= news.pods
         self._news.holders |= news.holders
         self._news.everything |= news.everything
 
-    async def find(self, uid: str, seconds: float) -> Known:
+    async def find(self, uid: str, seconds: float) -> NodePod:
         """The pod with a UID; kubelet may know it a moment before the watch does."""
         if uid not in self._known:
             future = asyncio.get_running_loop().create_future()
@@ -198,7 +197,7 @@ class NodePods:
 
     # What was given
 
-    def give(self, known: Known) -> None:
+    def give(self, known: NodePod) -> None:
         """The pod's containers get the cards of its allocation. RefusedError if that cannot be remembered."""
         allocation = known.holding.allocation
         if allocation is None or self._given.get(known.uid) == allocation:
@@ -263,7 +262,7 @@ class NodePods:
         before = self._ending.get(uid, _Ending(0))
         self._ending[uid] = _Ending(max(version, before.version), gone or before.gone)
         given = uid in self._given
-        self._put(uid, Known(pod, self._holding_given(pod) if given else self._holding(pod, again=False), given))
+        self._put(uid, NodePod(pod, self._holding_given(pod) if given else self._holding(pod, again=False), given))
         if self._runs(uid):
             self.ending.set()
         else:
@@ -284,7 +283,7 @@ class NodePods:
             self._as_of = int(version)
             self.held_version += 1
 
-    def _holding_given(self, pod: Pod) -> Holding:
+    def _holding_given(self, pod: Pod) -> PodHolding:
         return given_holding(manifest_of(pod), on_cards(self._given[pod.metadata.uid], self.node))
 
     # What is written
@@ -336,7 +335,7 @@ class NodePods:
         known = self._known.get(uid)
         if pod.status.phase not in _OVER:
             self._ending.pop(uid, None)
-            self._put(uid, Known(pod, self._holding(pod, again=again), given=uid in self._given))
+            self._put(uid, NodePod(pod, self._holding(pod, again=again), given=uid in self._given))
         elif known is None or not known.over:
             self._end(pod, _number(pod.metadata.resource_version), gone=False)
         else:
@@ -345,7 +344,7 @@ class NodePods:
             if not future.done():
                 future.set_result(None)
 
-    def _holding(self, pod: Pod, *, again: bool) -> Holding:
+    def _holding(self, pod: Pod, *, again: bool) -> PodHolding:
         uid = pod.metadata.uid
         before = self._known.get(uid)
         if before is not None and not again and (before.given or _same(before.pod, pod)) and uid not in self._assumed:
@@ -366,7 +365,7 @@ class NodePods:
             self._first[uid] = holding.allocation
         return holding
 
-    def _put(self, uid: str, known: Known | None) -> None:
+    def _put(self, uid: str, known: NodePod | None) -> None:
         """Know this of a pod from now on, and count what it holds."""
         before = self._known.get(uid)
         if known is None:
@@ -378,13 +377,13 @@ class NodePods:
             self._on_card[uuid].discard(uid)
         for uuid in cards - _cards(before):
             self._on_card.setdefault(uuid, set()).add(uid)
-        self.tally.put(uid, known.holding if known is not None and known.counts else None)
+        self.totals.put(uid, known.holding if known is not None and known.counts else None)
         self._show(uid, known)
         self._news.pods.add(uid)
         if _held(before) != _held(known):
             self._news.holders.add(uid)
 
-    def _show(self, uid: str, known: Known | None) -> None:
+    def _show(self, uid: str, known: NodePod | None) -> None:
         """What a pod has been given is to be shown, or no more."""
         cards: tuple[CardShare, ...] | None = None
         if known is not None and uid in self._ending and not known.given and not known.over and known.holding.resources:
@@ -413,11 +412,11 @@ def _same(before: Pod, pod: Pod) -> bool:
     )
 
 
-def _held(known: Known | None) -> Holding | None:
+def _held(known: NodePod | None) -> PodHolding | None:
     """What a pod that is not over holds."""
     return None if known is None or known.over else known.holding
 
 
-def _cards(known: Known | None) -> set[str]:
+def _cards(known: NodePod | None) -> set[str]:
     holding = _held(known)
     return set() if holding is None else set(holding.held())

@@ -1,8 +1,8 @@
-"""MIG partitions as devices: under which resource each is served, and their IDs. Pure.
+"""MIG partitions as devices: under which resource each is served, their IDs, and what a container gets for them.
 
 A partition's device ID is its UUID, with a number behind it when it is time-sliced: kubelet's pick is the choice, and
-the container gets what the ID names. Placement knows nothing of them; a card in MIG mode takes no share of any other
-kind, so nothing has to be booked.
+the container gets what the ID names. Placement knows nothing of partitions; a card in MIG mode takes no share of any
+other kind, so nothing has to be booked.
 """
 
 from __future__ import annotations
@@ -10,10 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from shoal.agent.device_plugin.devices import DeviceList
+from shoal.agent.device_plugin.edits import NodeContext, answer_with, device_nodes, given_cards, vendor_edits_of
+from shoal.agent.device_plugin.specs import CdiSpecs
 from shoal.agent.errors import RefusedError
+from shoal.agent.node.checkpoint import DeviceRecord
+from shoal.agent.node.pods import NodePod, NodePods
 from shoal.agent.nvidia.config import NvidiaConfig
-from shoal.agent.plugins.devices import Listing
+from shoal.kubelet.api import deviceplugin_pb2 as api
+from shoal.kubelet.cdi import ContainerEdits
 from shoal.model.contract import nvidia
+from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, shown
 from shoal.model.gpu import Gpu, MigInstance, NodeGpus
 
@@ -21,7 +28,7 @@ _NONE, _SINGLE, _MIXED = nvidia.MIG_STRATEGIES
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class MigPartition:
     """A partition with its card, and its place among the partitions of that."""
 
     gpu: Gpu
@@ -29,17 +36,17 @@ class Partition:
     instance: MigInstance
 
 
-def all_of(gpus: Iterable[Gpu]) -> Iterator[Partition]:
+def all_of(gpus: Iterable[Gpu]) -> Iterator[MigPartition]:
     """Every partition of these cards."""
     for gpu in gpus:
         if gpu.mig:
             for place, instance in enumerate(gpu.mig_instances):
-                yield Partition(gpu, place, instance)
+                yield MigPartition(gpu, place, instance)
 
 
-def served(gpus: Sequence[Gpu], config: NvidiaConfig) -> tuple[dict[str, list[Partition]], str]:
+def served(gpus: Sequence[Gpu], config: NvidiaConfig) -> tuple[dict[str, list[MigPartition]], str]:
     """The partitions by the resource that counts them, and what keeps some from being served, in words."""
-    found: dict[str, list[Partition]] = {}
+    found: dict[str, list[MigPartition]] = {}
     if config.mig_strategy == _SINGLE and any(gpu.mig for gpu in gpus):
         every = list(all_of(gpus))
         alike = len({one.instance.profile for one in every}) == 1
@@ -60,8 +67,8 @@ def served(gpus: Sequence[Gpu], config: NvidiaConfig) -> tuple[dict[str, list[Pa
 
 
 def listing(
-    resource: str, partitions: Sequence[Partition], config: NvidiaConfig | None, in_use: frozenset[str]
-) -> Listing:
+    resource: str, partitions: Sequence[MigPartition], config: NvidiaConfig | None, in_use: frozenset[str]
+) -> DeviceList:
     """The devices of a resource. Those in use are always among them, and never withdrawn."""
     shared = None if config is None else config.served(resource)
     healthy: set[str] = set(in_use)
@@ -70,7 +77,7 @@ def listing(
         uuid = one.instance.uuid
         ids = [uuid] if shared is None else [nvidia.replica_id(uuid, number) for number in range(shared.replicas)]
         (healthy if one.gpu.healthy else withdrawn).update(ids)
-    return Listing(tuple(sorted(healthy)), tuple(sorted(withdrawn - healthy)))
+    return DeviceList(tuple(sorted(healthy)), tuple(sorted(withdrawn - healthy)))
 
 
 def named_by(ids: Iterable[str]) -> bool:
@@ -78,10 +85,10 @@ def named_by(ids: Iterable[str]) -> bool:
     return all(one.startswith(nvidia.MIG_UUID_PREFIX) for one in ids)
 
 
-def chosen(ids: Iterable[str], node: NodeGpus) -> list[Partition]:
+def chosen(ids: Iterable[str], node: NodeGpus) -> list[MigPartition]:
     """The partitions that device IDs name, each once. RefusedError if one is not there or not healthy."""
-    known: Mapping[str, Partition] = {one.instance.uuid: one for one in all_of(node.gpus)}
-    found: dict[str, Partition] = {}
+    known: Mapping[str, MigPartition] = {one.instance.uuid: one for one in all_of(node.gpus)}
+    found: dict[str, MigPartition] = {}
     for one in sorted(ids):
         uuid, _ = nvidia.parse_replica_id(one)
         partition = known.get(uuid)
@@ -92,3 +99,57 @@ def chosen(ids: Iterable[str], node: NodeGpus) -> list[Partition]:
             raise RefusedError(f"card {gpu.index} ({gpu.uuid}) is not healthy: {gpu.fault}")
         found[uuid] = partition
     return list(found.values())
+
+
+class PartitionStarts:
+    """Answers for the partitions of one node."""
+
+    def __init__(self, pods: NodePods, specs: CdiSpecs, *, unit: MemoryUnit, by_mounts: bool) -> None:
+        self._pods = pods
+        self._specs = specs
+        self._unit = unit
+        self._by_mounts = by_mounts
+
+    def answer(self, ids: Sequence[str]) -> api.ContainerAllocateResponse:
+        """The answer to Allocate for a runtime without CDI."""
+        given = chosen(ids, self._pods.node)
+        return answer_with(_uuids(given), self._edits(given), by_mounts=self._by_mounts)
+
+    def verify(self, known: NodePod, record: DeviceRecord) -> None:
+        """Refuse a container that would get anything but what its IDs name."""
+        self.edits(known, record)
+        uuids = _uuids(chosen(record.ids, self._pods.node))
+        if sorted(given_cards(record.response(), self._pods.node)) != sorted(uuids):
+            raise RefusedError(f"container {shown(record.container)} got cards of another plugin: delete the pod")
+
+    def edits(self, known: NodePod, record: DeviceRecord) -> ContainerEdits:
+        """All that the container gets."""
+        other = known.holding.resources.get(record.container)
+        if other not in (None, record.resource):
+            raise RefusedError(
+                f"container {shown(record.container)} asks for {record.resource} and {other}: keep one kind of GPU per "
+                "container"
+            )
+        return self._edits(chosen(record.ids, self._pods.node))
+
+    def _edits(self, chosen: Sequence[MigPartition]) -> ContainerEdits:
+        gpus = [one.gpu for one in chosen]
+        nodes = self._specs.device_nodes(gpus)
+        context = NodeContext(node=self._pods.node, unit=self._unit, device_nodes=nodes, vendor=self._specs.vendor())
+        return partition_edits(chosen, context)
+
+
+def _uuids(chosen: Sequence[MigPartition]) -> list[str]:
+    return [one.instance.uuid for one in chosen]
+
+
+def partition_edits(chosen: Sequence[MigPartition], context: NodeContext) -> ContainerEdits:
+    """What a container gets for MIG partitions. Their capability devices come with NVIDIA's own spec alone."""
+    cards = list({one.gpu.uuid: one.gpu for one in chosen}.values())
+    uuids = [one.instance.uuid for one in chosen]
+    vendor = vendor_edits_of([(one.instance.uuid, f"{one.gpu.index}:{one.place}") for one in chosen], context.vendor)
+    given = {node.path for node in vendor.device_nodes}
+    return vendor + ContainerEdits(
+        env=(f"{nvidia.ENV_VISIBLE_DEVICES}={','.join(uuids)}",),
+        device_nodes=tuple(node for node in device_nodes(cards, context) if node.path not in given),
+    )

@@ -8,11 +8,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.ask.connection import Connection, across_namespaces, ask, connected
-from shoal.cli.ask.output import emit, output
+from shoal.cli.connection import ClusterConnection, across_namespaces, ask, connected, watching
+from shoal.cli.output import emit, output
 
 if TYPE_CHECKING:
-    from shoal.cli.inspect.use import ClusterUse
+    from shoal.analysis.inspect.use import ClusterUse
     from shoal.kube.client import Client
     from shoal.model.contract.gpushare import MemoryUnit
 
@@ -49,7 +49,7 @@ def inspect(
     memory_unit: str | None,
     namespace: str,
     form: str | None,
-    connection: Connection,
+    connection: ClusterConnection,
 ) -> None:
     """Show what is allocated of each card, on all nodes or those named.
 
@@ -72,7 +72,7 @@ def inspect(
     from shoal.model.contract.gpushare import MemoryUnit
 
     unit = MemoryUnit(memory_unit) if memory_unit else None
-    show = Form(form, details=details, explained=pending or sys.stdout.isatty(), namespace=namespace)
+    show = InspectForm(form, details=details, explained=pending or sys.stdout.isatty(), namespace=namespace)
     try:
         if watch:
             _follow(connection, nodes, unit, show)
@@ -87,7 +87,7 @@ def inspect_gpushare() -> None:
     inspect.main(prog_name="kubectl inspect gpushare")
 
 
-class Form:
+class InspectForm:
     """In which form the cluster is shown, and the pods of which namespace; empty for all."""
 
     def __init__(self, name: str | None, *, details: bool, explained: bool, namespace: str) -> None:
@@ -98,35 +98,35 @@ class Form:
 
     def show(self, whole: ClusterUse) -> None:
         """Print it."""
-        from shoal.cli.inspect.use import of_namespace
+        from shoal.analysis.inspect.use import of_namespace
 
         cluster = of_namespace(whole, self._namespace)
         if self._name in ("json", "yaml"):
-            from shoal.cli.inspect.forms.document import document
+            from shoal.analysis.inspect.document import document
 
             emit(document(cluster), self._name or "")
             return
-        from shoal.cli.inspect.forms.waiting import nobody, waiting
+        from shoal.cli.inspect.tables import nobody, waiting
 
         click.echo(self._table(cluster) + (waiting(cluster) if self._explained else ""), nl=False)
         click.echo(nobody(cluster), nl=False, err=True)
 
     def _table(self, cluster: ClusterUse) -> str:
         if self._name == "wide":
-            from shoal.cli.inspect.forms.wide import wide
+            from shoal.cli.inspect.tables import wide
 
             return wide(cluster)
         if self._details:
-            from shoal.cli.inspect.forms.details import details
+            from shoal.cli.inspect.tables import details
 
             return details(cluster.sharing, cluster.unit)
-        from shoal.cli.inspect.forms.summary import summary
+        from shoal.cli.inspect.tables import summary
 
         return summary(cluster.sharing, cluster.unit)
 
 
-def _once(connection: Connection, names: tuple[str, ...], unit: MemoryUnit | None, form: Form) -> None:
-    from shoal.cli.inspect.read import read_cluster
+def _once(connection: ClusterConnection, names: tuple[str, ...], unit: MemoryUnit | None, form: InspectForm) -> None:
+    from shoal.analysis.inspect.read import read_cluster
 
     async def question(client: Client, _: str) -> ClusterUse:
         return await read_cluster(client, names=names, unit=unit)
@@ -139,9 +139,8 @@ def _once(connection: Connection, names: tuple[str, ...], unit: MemoryUnit | Non
         gc.enable()
 
 
-def _follow(connection: Connection, names: tuple[str, ...], unit: MemoryUnit | None, form: Form) -> None:
+def _follow(connection: ClusterConnection, names: tuple[str, ...], unit: MemoryUnit | None, form: InspectForm) -> None:
     from shoal.cli.inspect.follow import follow
-    from shoal.cli.inspect.live import watching
     from shoal.kube.errors import KubeError
 
     try:

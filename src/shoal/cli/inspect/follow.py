@@ -10,8 +10,9 @@ from typing import Final
 
 import click
 
-from shoal.cli.inspect.live import Live
-from shoal.cli.inspect.use import ClusterUse
+from shoal.analysis.inspect.read import ClusterWatch
+from shoal.analysis.inspect.use import ClusterUse
+from shoal.cli.connection import watched
 from shoal.kube.client import Client
 from shoal.model.contract.gpushare import MemoryUnit
 
@@ -27,7 +28,7 @@ async def follow(
     over = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
-    async with Live(client, names=names, unit=unit) as live:
+    async with watched(client, names=names, unit=unit) as live:
         shown: ClusterUse | None = None
         told = ""
         while not over.is_set():
@@ -45,7 +46,7 @@ async def follow(
             await _next(live, over)
 
 
-async def _next(live: Live, over: asyncio.Event) -> None:
+async def _next(live: ClusterWatch, over: asyncio.Event) -> None:
     """Return some time after a change, at the end, and now and then to look for trouble."""
     waits = [asyncio.ensure_future(event.wait()) for event in (live.changed, over)]
     await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.ask.connection import Connection, across_namespaces, ask, connected
-from shoal.cli.ask.output import emit, may_colour, output
+from shoal.cli.connection import ClusterConnection, across_namespaces, ask, connected, watching
+from shoal.cli.output import emit, may_colour, output
 
 if TYPE_CHECKING:
-    from shoal.cli.inspect.use import ClusterUse
+    from shoal.analysis.inspect.use import ClusterUse
     from shoal.kube.client import Client
     from shoal.model.contract.gpushare import MemoryUnit
 
@@ -41,7 +41,7 @@ def top(
     memory_unit: str | None,
     namespace: str,
     form: str | None,
-    connection: Connection,
+    connection: ClusterConnection,
 ) -> None:
     """Watch nodes, cards and pods in the terminal.
 
@@ -60,7 +60,7 @@ def top(
 
     unit = MemoryUnit(memory_unit) if memory_unit else None
     if form is not None:
-        from shoal.cli.inspect.forms.document import document
+        from shoal.analysis.inspect.document import document
 
         emit(document(_read(connection, unit, namespace)), form)
     elif once:
@@ -73,9 +73,9 @@ def top(
         )
 
 
-def _read(connection: Connection, unit: MemoryUnit | None, namespace: str) -> ClusterUse:
-    from shoal.cli.inspect.read import read_cluster
-    from shoal.cli.inspect.use import of_namespace
+def _read(connection: ClusterConnection, unit: MemoryUnit | None, namespace: str) -> ClusterUse:
+    from shoal.analysis.inspect.read import read_cluster
+    from shoal.analysis.inspect.use import of_namespace
 
     async def question(client: Client, _: str) -> ClusterUse:
         return await read_cluster(client, unit=unit)
@@ -84,19 +84,18 @@ def _read(connection: Connection, unit: MemoryUnit | None, namespace: str) -> Cl
 
 
 def _print(cluster: ClusterUse, subject: str) -> None:
-    from shoal.cli.inspect.forms.waiting import nobody
-    from shoal.cli.top.frame import Size, frame
+    from shoal.cli.inspect.tables import nobody
+    from shoal.cli.top.frame import ScreenSize, frame
     from shoal.cli.top.view import Subject, View
 
     terminal = sys.stdout.isatty()
-    size = Size(shutil.get_terminal_size().columns if terminal else _WHOLE_LINES)
+    size = ScreenSize(shutil.get_terminal_size().columns if terminal else _WHOLE_LINES)
     for line in frame(cluster, View(Subject(subject)), size, colour=may_colour() and terminal):
         click.echo(line)
     click.echo(nobody(cluster), nl=False, err=True)
 
 
-def _live(connection: Connection, unit: MemoryUnit | None, namespace: str, subject: str) -> None:
-    from shoal.cli.inspect.live import watching
+def _live(connection: ClusterConnection, unit: MemoryUnit | None, namespace: str, subject: str) -> None:
     from shoal.cli.top.session import session
     from shoal.cli.top.view import Subject, View
     from shoal.kube.errors import KubeError

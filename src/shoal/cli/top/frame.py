@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.cli.inspect.forms.wide import amount, health, status
-from shoal.cli.inspect.use import ClusterUse, NodeUse, PodUse, natural, percent, taken, totals
+from shoal.analysis.inspect.use import ClusterUse, NodeUse, PodUse, natural, percent, taken, totals
+from shoal.cli.inspect.tables import amount, health, status
 from shoal.cli.top.view import Order, Subject, View
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu
@@ -24,7 +24,7 @@ _HIGH: Final = ((90, "red"), (60, "yellow"))
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FrameLine:
     """A line of the picture, and what it is sorted by."""
 
     cells: tuple[str, ...]
@@ -37,19 +37,19 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ScreenSize:
     """The room there is. No height shows every line."""
 
     width: int
     height: int | None = None
 
 
-def body_height(size: Size) -> int:
+def body_height(size: ScreenSize) -> int:
     """How many lines of the body are in sight: without the three of the head and the one below."""
     return max(1, (size.height or 0) - 4)
 
 
-def frame(cluster: ClusterUse, view: View, size: Size, *, colour: bool, trouble: str = "") -> list[str]:
+def frame(cluster: ClusterUse, view: View, size: ScreenSize, *, colour: bool, trouble: str = "") -> list[str]:
     """All lines, none wider than the room."""
     unit = cluster.unit or MemoryUnit.GIB
     head, lines = _lines(cluster, view.subject, unit)
@@ -103,7 +103,7 @@ def _without_card(cluster: ClusterUse) -> list[PodUse]:
     return [pod for use in cluster.nodes for pod in use.pending] + list(cluster.waiting)
 
 
-def _lines(cluster: ClusterUse, subject: Subject, unit: MemoryUnit) -> tuple[tuple[str, ...], list[Line]]:
+def _lines(cluster: ClusterUse, subject: Subject, unit: MemoryUnit) -> tuple[tuple[str, ...], list[FrameLine]]:
     """The head and the lines of a subject."""
     memory = f"ALLOCATED({unit.value})"
     match subject:
@@ -118,14 +118,14 @@ def _lines(cluster: ClusterUse, subject: Subject, unit: MemoryUnit) -> tuple[tup
             return ("NAMESPACE", "POD", "NODE", "PHASE", memory, "CARDS"), pods
 
 
-def _node(use: NodeUse, unit: MemoryUnit) -> Line:
+def _node(use: NodeUse, unit: MemoryUnit) -> FrameLine:
     used, total = use.totals(unit)
     full, pods = percent(used, total), len(use.pods) + len(use.pending)
     cells = (use.node.name, status(use), str(len(use.node.gpus)), bar(full), f"{used}/{total}", str(pods))
-    return Line(cells, natural(use.node.name), used, total - used, pods, full)
+    return FrameLine(cells, natural(use.node.name), used, total - used, pods, full)
 
 
-def _card(use: NodeUse, gpu: Gpu, unit: MemoryUnit) -> Line:
+def _card(use: NodeUse, gpu: Gpu, unit: MemoryUnit) -> FrameLine:
     holders = [pod for pod in use.pods if gpu.uuid in pod.held]
     used, total = unit.ceil(use.allocated(gpu)), unit.floor(gpu.memory_mib)
     share = use.share(gpu)
@@ -140,26 +140,26 @@ def _card(use: NodeUse, gpu: Gpu, unit: MemoryUnit) -> Line:
         health(gpu),
         " ".join(f"{pod.name}={amount(pod.held[gpu.uuid], gpu, unit)}" for pod in holders) or "-",
     )
-    return Line(cells, (*natural(use.node.name), gpu.index), used, total - used, len(holders), full)
+    return FrameLine(cells, (*natural(use.node.name), gpu.index), used, total - used, len(holders), full)
 
 
-def _pod(use: NodeUse, pod: PodUse, unit: MemoryUnit) -> Line:
+def _pod(use: NodeUse, pod: PodUse, unit: MemoryUnit) -> FrameLine:
     cards = [gpu for gpu in sorted(use.node.gpus, key=lambda gpu: gpu.index) if gpu.uuid in pod.held]
     memory = sum(unit.ceil(taken(pod.held[gpu.uuid], gpu)) for gpu in cards)
     where = " ".join(f"GPU{gpu.index}={amount(pod.held[gpu.uuid], gpu, unit)}" for gpu in cards)
     phase = "Terminating" if pod.ending else pod.phase
     cells = (pod.namespace, pod.name, use.node.name, phase, str(memory), where)
-    return Line(cells, (pod.namespace, natural(pod.name)), memory)
+    return FrameLine(cells, (pod.namespace, natural(pod.name)), memory)
 
 
-def _sorted(lines: Sequence[Line], order: Order) -> list[Line]:
+def _sorted(lines: Sequence[FrameLine], order: Order) -> list[FrameLine]:
     by_name = sorted(lines, key=lambda line: line.key)
     if order is Order.NAME:
         return by_name
     return sorted(by_name, key=lambda line: -int(getattr(line, order.value)))
 
 
-def _matches(line: Line, wanted: str) -> bool:
+def _matches(line: FrameLine, wanted: str) -> bool:
     return not wanted or wanted.lower() in " ".join(line.cells).lower()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.kubelet.cdi import CdiError, Found, Spec, load, read
+from shoal.kubelet.cdi import Found, Spec, load, read
+from shoal.kubelet.errors import CdiError
 
 
 class CdiFiles:

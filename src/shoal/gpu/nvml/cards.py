@@ -1,4 +1,8 @@
-"""Reads the fixed part of cards: what they are, how they are linked, how they are cut."""
+"""Reads cards through NVML: what they are, how they are linked and cut, and what they measure now.
+
+A reading that a card does not offer is None. The two PCIe readings take the driver about 20 ms each, which is most of a
+sample's time.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ import pynvml  # type: ignore[import-untyped]
 
 from shoal.gpu.errors import GpuError
 from shoal.gpu.nvml.library import ask, reading
-from shoal.gpu.protocol import Card, Limits
+from shoal.gpu.protocol import Card, CardLimits, Process, RemappedRows, Sample
 from shoal.model.gpu import Link, MigInstance
 
 #: A bit set of NUMA nodes: 16 × 64 of them.
@@ -23,17 +27,21 @@ _MIG_IN_NAME: Final = " MIG "
 _UUID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,95}")
 _MEBIBYTE: Final = 2**20
 _GIBIBYTE: Final = 2**30
+_KILOBYTE: Final = 1000
+#: Newest first: a driver has one of them.
+_COMPUTE: Final = (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetComputeRunningProcesses_v2)
+_MPS: Final = (pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v2)
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class LinkEnds:
     """Where a card's active NVLinks end: how many on each other card, by bus address, and how many on a switch."""
 
     on_cards: Mapping[str, int]
     on_switch: int = 0
 
 
-def read_card(handle: Any, index: int) -> tuple[Card, Ends]:
+def read_card(handle: Any, index: int) -> tuple[Card, LinkEnds]:
     """A card without its links, and the ends of those."""
     what = f"card {index}"
     uuid = ask(what, pynvml.nvmlDeviceGetUUID, handle)
@@ -79,12 +87,12 @@ def _numa(what: str, handle: Any) -> int | None:
     return nodes[0] if len(nodes) == 1 else None
 
 
-def _limits(what: str, handle: Any) -> Limits:
+def _limits(what: str, handle: Any) -> CardLimits:
     def degrees(threshold: int) -> int | None:
         value: int | None = reading(what, pynvml.nvmlDeviceGetTemperatureThreshold, handle, threshold)
         return value
 
-    return Limits(
+    return CardLimits(
         power_mw=reading(what, pynvml.nvmlDeviceGetEnforcedPowerLimit, handle),
         sm_clock_mhz=reading(what, pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
         memory_clock_mhz=reading(what, pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM),
@@ -117,7 +125,7 @@ def _profile(attributes: Any, total_bytes: int) -> str:
     return f"{part}{slices}g.{size}gb"
 
 
-def _ends(what: str, handle: Any) -> Ends:
+def _ends(what: str, handle: Any) -> LinkEnds:
     on_cards: Counter[str] = Counter()
     on_switch = 0
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
@@ -131,14 +139,14 @@ def _ends(what: str, handle: Any) -> Ends:
             on_switch += 1
         elif address := _address(reading(what, pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)):
             on_cards[address] += 1
-    return Ends(on_cards, on_switch)
+    return LinkEnds(on_cards, on_switch)
 
 
 def _address(pci: Any) -> str:
     return "" if pci is None else f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
 
 
-def linked(cards: list[tuple[Card, Ends]]) -> tuple[Card, ...]:
+def linked(cards: list[tuple[Card, LinkEnds]]) -> tuple[Card, ...]:
     """The cards with their links. Cards on a switch reach each other with all the lanes both have to it."""
     result = []
     for card, ends in cards:
@@ -150,3 +158,74 @@ def linked(cards: list[tuple[Card, Ends]]) -> tuple[Card, ...]:
         links = tuple(Link(peer, count) for peer, count in lanes.items() if count)
         result.append(replace(card, links=links))
     return tuple(result)
+
+
+def read_sample(handle: Any, what: str) -> Sample:
+    """All readings of a card."""
+
+    def get(call: Any, *arguments: object) -> Any:
+        return reading(what, call, handle, *arguments)
+
+    memory = get(pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2) or get(pynvml.nvmlDeviceGetMemoryInfo)
+    load = get(pynvml.nvmlDeviceGetUtilizationRates)
+    sent = get(pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_TX_BYTES)
+    received = get(pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_RX_BYTES)
+    encoder = get(pynvml.nvmlDeviceGetEncoderUtilization)
+    decoder = get(pynvml.nvmlDeviceGetDecoderUtilization)
+    ecc = pynvml.nvmlDeviceGetTotalEccErrors
+    return Sample(
+        memory_total_bytes=memory and memory.total,
+        memory_used_bytes=memory and memory.used,
+        memory_free_bytes=memory and memory.free,
+        utilisation=load and load.gpu,
+        memory_utilisation=load and load.memory,
+        encoder_utilisation=encoder and encoder[0],
+        decoder_utilisation=decoder and decoder[0],
+        temperature_c=get(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
+        memory_temperature_c=_field(get(pynvml.nvmlDeviceGetFieldValues, [pynvml.NVML_FI_DEV_MEMORY_TEMP])),
+        power_mw=get(pynvml.nvmlDeviceGetPowerUsage),
+        energy_mj=get(pynvml.nvmlDeviceGetTotalEnergyConsumption),
+        fan=get(pynvml.nvmlDeviceGetFanSpeed),
+        sm_clock_mhz=get(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
+        memory_clock_mhz=get(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM),
+        pcie_sent=None if sent is None else sent * _KILOBYTE,
+        pcie_received=None if received is None else received * _KILOBYTE,
+        pcie_replays=get(pynvml.nvmlDeviceGetPcieReplayCounter),
+        ecc_corrected=get(ecc, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC),
+        ecc_uncorrected=get(ecc, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
+        remapped=_remapped(get(pynvml.nvmlDeviceGetRemappedRows)),
+        processes=_processes(handle, what),
+    )
+
+
+def _field(values: Any) -> int | None:
+    """A reading that NVML keeps among its numbered fields, each with a status of its own."""
+    if values is None or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        return None
+    return int(values[0].value.uiVal)
+
+
+def _remapped(rows: Any) -> RemappedRows | None:
+    if rows is None:
+        return None
+    corrected, uncorrected, pending, failed = rows
+    return RemappedRows(corrected, uncorrected, bool(pending), bool(failed))
+
+
+def _processes(handle: Any, what: str) -> tuple[Process, ...]:
+    """By PID. A process the driver lists both ways is a client of MPS."""
+    loads = _loads(handle, what)
+    found: dict[int, Process] = {}
+    for calls, mps in ((_COMPUTE, False), (_MPS, True)):
+        listed = next((rows for call in calls if (rows := reading(what, call, handle)) is not None), ())
+        for row in listed:
+            found[row.pid] = Process(row.pid, row.usedGpuMemory, loads.get(row.pid), mps)
+    return tuple(found[pid] for pid in sorted(found))
+
+
+def _loads(handle: Any, what: str) -> dict[int, int]:
+    """The newest utilisation the driver has kept of each process."""
+    newest: dict[int, tuple[int, int]] = {}
+    for row in reading(what, pynvml.nvmlDeviceGetProcessUtilization, handle, 0) or ():
+        newest[row.pid] = max(newest.get(row.pid, (0, 0)), (row.timeStamp, row.smUtil))
+    return {pid: load for pid, (_, load) in newest.items()}

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shoal.placement.books.columns import WHOLE, Columns, FloatArray, IntArray
 from shoal.placement.classes import CardNeed, PodClass
+from shoal.placement.columns import WHOLE, Columns, FloatArray, IntArray
 from shoal.placement.weights import (
     CPU_AMPLE,
     FIRST_REFRESH,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.placement.books.columns import FloatArray
+from shoal.placement.columns import FloatArray
 
 _REACH = 8.0
 _STEPS = 8000

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from shoal.placement.books.columns import FloatArray, IntArray, Rows
+from shoal.placement.columns import FloatArray, IntArray, Rows
 from shoal.placement.trial import ClassTables
 from shoal.placement.worth.valuation import Valuation
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
-from shoal.placement.books.columns import SHARES, WHOLE, FloatArray
+from shoal.placement.columns import SHARES, WHOLE, FloatArray
 from shoal.placement.weights import BEYOND
 
 

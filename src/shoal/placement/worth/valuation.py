@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from shoal.placement.books.columns import SHARES, Columns, FloatArray, IntArray, Rows, one_by_one
+from shoal.placement.columns import SHARES, Columns, FloatArray, IntArray, Rows, one_by_one
 from shoal.placement.weights import CPU_NEED, CPU_SPREAD, NEGLIGIBLE
 from shoal.placement.worth.demand import NO_DEMAND, Demand, ModelSet
 from shoal.placement.worth.normal import cdf, loss, loss_at

@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 
 from shoal.model.gpu import Gpu
-from shoal.placement.books.columns import ALIVE, SHARES, BoolArray, Rows
-from shoal.placement.books.ledger import CardBooks, Ledger, NodeBooks
 from shoal.placement.classes import PodClass
-from shoal.placement.policy import CARD_FIT
+from shoal.placement.columns import ALIVE, SHARES, BoolArray, Rows
+from shoal.placement.ledger import CardLedger, Ledger, NodeLedger
+from shoal.placement.policies import CARD_FIT
 
 #: Classes, and sets of cards of each, that are remembered.
 _CLASSES: Final = 1_000
@@ -70,13 +70,13 @@ class EmptyNodes:
         self._known[pod_class] = known
         return known
 
-    def _node(self, key: _Key) -> NodeBooks:
+    def _node(self, key: _Key) -> NodeLedger:
         base, rest = key
-        cards: list[CardBooks] = []
+        cards: list[CardLedger] = []
         while rest:
             rest, digit = divmod(rest, base)
             if digit:
                 kind, slot = self._ledger.columns.kinds[digit], len(cards)
                 gpu = Gpu(str(slot), slot, kind.memory_mib, kind.model, mps_clients=kind.mps_clients)
-                cards.append(CardBooks(gpu, slot))
-        return NodeBooks("", 0, slots=cards)
+                cards.append(CardLedger(gpu, slot))
+        return NodeLedger("", 0, slots=cards)

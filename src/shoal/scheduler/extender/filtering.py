@@ -21,10 +21,10 @@ from shoal.kube.objects.pod import Pod
 from shoal.model.contract import gpushare
 from shoal.model.errors import RequestError
 from shoal.model.request import Request
-from shoal.placement.books.columns import BoolArray, Rows
-from shoal.placement.books.ledger import NodeBooks
 from shoal.placement.classes import PodClass
+from shoal.placement.columns import BoolArray, Rows
 from shoal.placement.errors import PolicyError
+from shoal.placement.ledger import NodeLedger
 from shoal.scheduler.extender.empty_nodes import EmptyNodes
 from shoal.scheduler.extender.holds import Holds
 from shoal.scheduler.extender.refused import RefusedPods
@@ -186,7 +186,7 @@ def rows_of(state: ClusterState, names: Sequence[str]) -> Rows:
     return np.fromiter(map(state.rows.get, names, repeat(unknown)), np.intp, len(names))
 
 
-def _detail(short: str, node: NodeBooks, pod_class: PodClass) -> str:
+def _detail(short: str, node: NodeLedger, pod_class: PodClass) -> str:
     if not node.slots:
         return gpushare.not_shared_reason(node.name)
     detail = node_refusal(node, pod_class)

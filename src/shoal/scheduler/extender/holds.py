@@ -15,7 +15,7 @@ from typing import Final
 
 from shoal.kube.objects.pod import Pod
 from shoal.model.allocation import Allocation
-from shoal.placement.books.columns import BoolArray
+from shoal.placement.columns import BoolArray
 from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.state.cluster_state import ClusterState
 

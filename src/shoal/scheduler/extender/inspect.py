@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from shoal.model.request import Share
-from shoal.placement.books.ledger import CardBooks, NodeBooks
+from shoal.placement.ledger import CardLedger, NodeLedger
 from shoal.scheduler.state.cluster_state import ClusterState
 
 
@@ -58,7 +58,7 @@ def inspect(state: ClusterState, node: str | None = None) -> Iterator[bytes]:
         yield b"]}"
 
 
-def _node(state: ClusterState, node: NodeBooks) -> _Node:
+def _node(state: ClusterState, node: NodeLedger) -> _Node:
     holders: dict[str, list[tuple[str, Share]]] = {}
     for uid, booking in node.pods.items():
         for uuid, share in booking.allocation.held().items():
@@ -67,7 +67,7 @@ def _node(state: ClusterState, node: NodeBooks) -> _Node:
     return _Node(node.name, sum(card.total for card in cards), sum(card.used for card in cards), cards)
 
 
-def _card(state: ClusterState, card: CardBooks, holders: Iterable[tuple[str, Share]]) -> _Card:
+def _card(state: ClusterState, card: CardLedger, holders: Iterable[tuple[str, Share]]) -> _Card:
     gpu, unit = card.inventory, state.unit
     pods = []
     for uid, share in holders:

@@ -21,7 +21,7 @@ import numpy as np
 
 from shoal.kube.objects.pod import Pod
 from shoal.model.request import Request
-from shoal.placement.books.columns import BoolArray
+from shoal.placement.columns import BoolArray
 from shoal.placement.errors import PolicyError
 from shoal.scheduler.state.cluster_state import ClusterState
 

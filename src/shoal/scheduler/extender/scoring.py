@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.kube.objects.pod import Pod
 from shoal.model.errors import RequestError
-from shoal.placement.books.columns import FloatArray
+from shoal.placement.columns import FloatArray
 from shoal.placement.errors import PolicyError
 from shoal.scheduler.extender.filtering import rows_of
 from shoal.scheduler.extender.holds import Holds

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from shoal.kube.objects.pod import Pod
 from shoal.model.allocation import Allocation
 from shoal.model.errors import RequestError
-from shoal.placement.books.columns import BoolArray
+from shoal.placement.columns import BoolArray
 from shoal.placement.errors import BookingError, PolicyError
 from shoal.scheduler.binder import Binder
 from shoal.scheduler.errors import UNKNOWN_POD, BindError, UnknownPodError, WireError

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.model.contract import kubernetes
-from shoal.placement.books.columns import BoolArray, FloatArray, IntArray
+from shoal.placement.columns import BoolArray, FloatArray, IntArray
 from shoal.scheduler.feasibility.pod_spec import MOST, ResourceRequests
 
 SmallArray = npt.NDArray[np.int32]

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from shoal.kube.objects.pod import Pod
-from shoal.placement.books.columns import BoolArray, FloatArray
+from shoal.placement.columns import BoolArray, FloatArray
 from shoal.scheduler.feasibility.filters import Rejection, Rejections, pod_affinity, topology_spread, volumes
 from shoal.scheduler.feasibility.filters import nodes as node_filters
 from shoal.scheduler.feasibility.filters.volumes import VolumeDecision, VolumeView

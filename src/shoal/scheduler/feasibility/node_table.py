@@ -17,7 +17,7 @@ from shoal.kube.objects.pod import Toleration
 from shoal.kube.selectors import NodeSelector, NodeSelectorTerm, Requirement
 from shoal.model.contract import kubernetes
 from shoal.model.errors import QuantityError
-from shoal.placement.books.columns import BoolArray, FloatArray, IntArray
+from shoal.placement.columns import BoolArray, FloatArray, IntArray
 from shoal.scheduler.feasibility.columns import NONE, ValueColumn, grown
 from shoal.scheduler.feasibility.pod_spec import MOST, counted, units
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shoal.kube.objects.pod import Pod
 from shoal.kube.selectors import Labels, LabelSelector
-from shoal.placement.books.columns import IntArray
+from shoal.placement.columns import IntArray
 from shoal.scheduler.feasibility.affinity import PodAffinityTerm, PodSelector, WeightedPodAffinityTerm
 from shoal.scheduler.feasibility.columns import SmallArray, grown
 from shoal.scheduler.feasibility.pod_spec import NO_AFFINITY, PodInfo, mounted

@@ -18,7 +18,7 @@ from shoal.kube.client import Client
 from shoal.kube.errors import ConflictError, KubeError, NotFoundError
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import PODS
-from shoal.placement.books.columns import BoolArray
+from shoal.placement.columns import BoolArray
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.preemption.search import (
     DisruptionBudgets,

@@ -22,9 +22,9 @@ from shoal.kube.resources import key_of
 from shoal.kube.selectors import RawLabelSelector, label_selector
 from shoal.kube.store import Store
 from shoal.model.request import accepts
-from shoal.placement.books.ledger import CardBooks, Ledger, NodeBooks
 from shoal.placement.classes import CardNeed, PodClass
-from shoal.placement.policy import CARD_FIT, FILTERS
+from shoal.placement.ledger import CardLedger, Ledger, NodeLedger
+from shoal.placement.policies import CARD_FIT, FILTERS
 
 #: Nodes on which victims are looked for: a tenth of all, but this many if there are as many.
 MIN_CANDIDATES: Final = 100
@@ -163,7 +163,7 @@ class EngineFit:
         self._ledger = ledger
         self._class = pod_class
         self._version = -1
-        self._node: NodeBooks | None = None
+        self._node: NodeLedger | None = None
         self._away: frozenset[str] = frozenset()
         #: Per need of the class, by UUID, whether the card holds it.
         self._room: list[dict[str, bool]] = []
@@ -180,14 +180,14 @@ class EngineFit:
         self._away = without
         return all(rule.refusal(node_books, self._class) is None for rule in FILTERS) and self._on_cards(node_books)
 
-    def _on_cards(self, node_books: NodeBooks) -> bool:
+    def _on_cards(self, node_books: NodeLedger) -> bool:
         needs = self._class.needs
         enough = all(sum(room.values()) >= need.gpus for need, room in zip(needs, self._room, strict=True))
         if len(needs) <= 1 and not self._class.several and (enough or not self._class.splittable):
             return enough
         return CARD_FIT.refusal(node_books, self._class) is None
 
-    def _copy_of(self, name: str) -> NodeBooks | None:
+    def _copy_of(self, name: str) -> NodeLedger | None:
         version = self._ledger.columns.version
         if self._node is None or self._node.name != name or self._version != version:
             node_books = self._ledger.node(name)
@@ -204,10 +204,10 @@ class EngineFit:
             ]
         return self._node
 
-    def _holds(self, card: CardBooks, need: CardNeed) -> bool:
+    def _holds(self, card: CardLedger, need: CardNeed) -> bool:
         return accepts(self._class.selector, card.inventory) and card.refusal(need.share) is None
 
-    def _post(self, node_books: NodeBooks, pod: str, sign: int) -> None:
+    def _post(self, node_books: NodeLedger, pod: str, sign: int) -> None:
         booking = node_books.pods.get(pod)
         if booking is None:
             return

@@ -18,10 +18,10 @@ from shoal.model.errors import RequestError
 from shoal.model.gpu import Gpu
 from shoal.model.pod import check_fits_some_card
 from shoal.model.request import accepts_model
-from shoal.placement.books.columns import BoolArray
-from shoal.placement.books.ledger import Ledger, NodeBooks
 from shoal.placement.classes import PodClass
-from shoal.placement.policy import CARD_FIT
+from shoal.placement.columns import BoolArray
+from shoal.placement.ledger import Ledger, NodeLedger
+from shoal.placement.policies import CARD_FIT
 from shoal.scheduler.cluster_events import ClusterEvent
 from shoal.scheduler.feasibility.feasibility import Verdict
 
@@ -129,7 +129,7 @@ def _closest(ledger: Ledger, pod_class: PodClass, short: BoolArray) -> str:
     return "Closest: " + "; ".join(told) if told else ""
 
 
-def node_refusal(node: NodeBooks, pod_class: PodClass) -> str:
+def node_refusal(node: NodeLedger, pod_class: PodClass) -> str:
     """Why the cards of a node cannot take the pod, card by card; empty when they can."""
     refusal = CARD_FIT.refusal(node, pod_class)
     if refusal is None:

@@ -35,10 +35,10 @@ from shoal.model.errors import CodecError, RequestError
 from shoal.model.gpu import NodeGpus
 from shoal.model.node import node_gpus
 from shoal.model.request import NO_SHARE, Request, Share, fits
-from shoal.placement.books.columns import BoolArray, FloatArray
-from shoal.placement.books.ledger import Booking
+from shoal.placement.columns import BoolArray, FloatArray
 from shoal.placement.engine import Engine
 from shoal.placement.errors import BookingError, PolicyError
+from shoal.placement.ledger import Booking
 from shoal.scheduler.cluster_events import ClusterEvent, node_events
 from shoal.scheduler.feasibility.tables import ClusterTables
 from shoal.scheduler.state.holdings import (

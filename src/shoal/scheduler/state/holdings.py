@@ -23,7 +23,7 @@ from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError
 from shoal.model.gpu import NodeGpus
 from shoal.model.request import Request
-from shoal.placement.books.ledger import Booking, NodeBooks
+from shoal.placement.ledger import Booking, NodeLedger
 
 _ANNOTATIONS = (
     shoal.ANNOTATION_ALLOCATION,
@@ -112,14 +112,14 @@ def booking(pod: Pod, request: Request, allocation: Allocation) -> Booking:
     return Booking(pod.metadata.uid, allocation, request.cpu_milli, request.memory_mib)
 
 
-def on_its_cards(booking: Booking, node: NodeBooks | None) -> bool:
+def on_its_cards(booking: Booking, node: NodeLedger | None) -> bool:
     """Whether the node has all cards of the booking, by the names that are booked: they change with who tells them."""
     cards = {} if node is None else node.cards
     names = (card.uuid for container in booking.allocation.containers for card in container.cards)
     return all(name in cards and cards[name].gpu is not None for name in names)
 
 
-def on_emptiest_cards(node: NodeBooks | None, name: str, request: Request) -> Allocation:
+def on_emptiest_cards(node: NodeLedger | None, name: str, request: Request) -> Allocation:
     """The request on the cards with the most memory free, fit or not. A node without cards has none to give."""
     cards = [] if node is None else [card.inventory for card in node.slots]
     used = {} if node is None else {card.inventory.uuid: card.memory_mib for card in node.slots}

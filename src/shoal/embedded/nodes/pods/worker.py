@@ -27,7 +27,8 @@ from shoal.embedded.nodes.pods.workload import failed, plan_of
 from shoal.embedded.rules.pods import containers
 from shoal.embedded.store import Object
 from shoal.embedded.writes import ACTING
-from shoal.kubelet.cdi import CdiError, ContainerEdits, DeviceNode, Mount, resolve
+from shoal.kubelet.cdi import ContainerEdits, DeviceNode, Mount, resolve
+from shoal.kubelet.errors import CdiError
 
 log = logging.getLogger(__name__)
 _NOT_STARTED: Final = (

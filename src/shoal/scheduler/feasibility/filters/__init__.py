@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.placement.books.columns import BoolArray
+from shoal.placement.columns import BoolArray
 
 
 @dataclass(frozen=True, slots=True)

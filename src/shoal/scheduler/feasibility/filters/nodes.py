@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 
 from shoal.model.contract import kubernetes
-from shoal.placement.books.columns import BoolArray
+from shoal.placement.columns import BoolArray
 from shoal.scheduler.feasibility.filters import Rejection, Rejections
 from shoal.scheduler.feasibility.node_table import NodeTable, tolerates_cordon
 from shoal.scheduler.feasibility.pod_spec import MOST, HostPort, PodConstraints, RequiredNodeAffinity, ResourceRequests

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal.kube.selectors import Labels
-from shoal.placement.books.columns import BoolArray, FloatArray, IntArray
+from shoal.placement.columns import BoolArray, FloatArray, IntArray
 from shoal.scheduler.feasibility.affinity import PodAffinity, PodAffinityTerm, WeightedPodAffinityTerm
 from shoal.scheduler.feasibility.columns import ValueColumn
 from shoal.scheduler.feasibility.filters import Rejection, Rejections

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.model.contract import kubernetes
-from shoal.placement.books.columns import BoolArray, FloatArray, IntArray
+from shoal.placement.columns import BoolArray, FloatArray, IntArray
 from shoal.scheduler.feasibility.affinity import TopologySpreadConstraint
 from shoal.scheduler.feasibility.columns import SmallArray, ValueColumn
 from shoal.scheduler.feasibility.filters import Rejection, Rejections

@@ -18,7 +18,7 @@ import numpy as np
 from shoal.kube.objects.storage import PersistentVolume, PersistentVolumeClaim
 from shoal.kube.selectors import MATCHES_NOTHING, LabelSelector, RawLabelSelector, label_selector
 from shoal.model.contract import kubernetes
-from shoal.placement.books.columns import BoolArray, IntArray
+from shoal.placement.columns import BoolArray, IntArray
 from shoal.scheduler.feasibility.filters import Rejection, Rejections
 from shoal.scheduler.feasibility.node_table import NodeTable
 from shoal.scheduler.feasibility.pod_spec import MountedClaim, PodConstraints

@@ -1,0 +1,275 @@
+"""The limits of one node: the tier of each card, what a container gets of it, and the services behind that.
+
+With protocol 2 of MPS every client can change the limits of all others, or end the daemon. So namespaces opt in to it,
+by a label.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from shoal.agent.config import AgentConfig
+from shoal.agent.errors import AgentConfigError, RefusedError
+from shoal.agent.limits import ContainerStart, cgroup
+from shoal.agent.limits.mps import Mps, namespace_of, set_exclusive, set_open
+from shoal.agent.limits.tiers import STRENGTH, IsolationSetting, Means, Walls, chosen, walls
+from shoal.agent.node.cards import NodeCards
+from shoal.gpu.errors import GpuError, MpsError
+from shoal.gpu.mps.daemon import MpsDaemon
+from shoal.gpu.protocol import LIMITING_CUDA, Driver, Nvml, Survey
+from shoal.kube.client import Client
+from shoal.kube.objects.node import Namespace
+from shoal.kube.reflector import Reflector
+from shoal.kube.resources import NAMESPACES
+from shoal.kubelet.cdi import ContainerEdits
+from shoal.kubelet.host_paths import HostPaths
+from shoal.model.contract import shoal
+from shoal.model.errors import shown
+from shoal.model.gpu import Isolation
+
+log = logging.getLogger(__name__)
+
+_BY_MPS: Final = (Isolation.NAMESPACE, Isolation.MPS)
+
+
+class NodeLimits:
+    """Builds the walls of a node. `run` serves what they need until it is cancelled."""
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        survey: Survey,
+        means: Means,
+        wanted: IsolationSetting,
+        *,
+        program: Path,
+        door: Path,
+        cgroups: Path,
+        mps: Mps | None,
+        exclusive: bool,
+        isolated: Callable[[], bool],
+        may_meet: Callable[[str], bool] = lambda namespace: True,
+    ) -> None:
+        """`program` is where the hook is on the host, `door` the socket it asks, `cgroups` the root of cgroups.
+
+        `may_meet` says whether the pods of a namespace may be clients of one daemon with those of others.
+        """
+        self._nvml = nvml
+        self._program = program
+        self._door = door
+        self._cgroups = cgroups
+        self._mps = mps
+        self._exclusive = exclusive
+        self._isolated = isolated
+        self._wanted = wanted
+        self._may_meet = may_meet
+        self._tiers = {card.uuid: chosen(card, means, wanted) for card in survey.cards}
+        for card in survey.cards:
+            tier, problem = self._tiers[card.uuid]
+            log.info("shares of card %d are kept by: %s%s", card.index, tier.value, f" ({problem})" if problem else "")
+
+    def isolation(self, uuid: str) -> Isolation:
+        """What shares of a card are kept by."""
+        return self._tiers.get(uuid, (Isolation.NONE, ""))[0] if self._isolated() else Isolation.NONE
+
+    def faults(self) -> Mapping[str, str]:
+        """Cards whose shares need an MPS daemon that does not answer. A daemon that only just starts is no fault."""
+        if self._mps is None or not self._mps.failing:
+            return {}
+        return {uuid: self._mps.fault for uuid, (tier, _) in self._tiers.items() if tier in _BY_MPS}
+
+    def edits(self, start: ContainerStart) -> ContainerEdits:
+        """What to do to the container. RefusedError if the wall that was asked for cannot be built."""
+        around = walls(start.container, yields=start.yields)
+        if not around:
+            return ContainerEdits()
+        tier, client = self._kept(start, around) if self._isolated() else (Isolation.NONE, False)
+        edits = ContainerEdits(env=(f"{shoal.ENV_ISOLATION}={tier.value}",))
+        if tier is Isolation.CGROUP and around.memory_mib:
+            vendors = cgroup.vendor_edits(start.hooks, around.memory_mib)
+            edits += vendors or cgroup.hook_edits(self._program, self._door, around.memory_mib)
+        if self._mps is not None and client:
+            inside = self._inside(tier, around)
+            name = namespace_of(start.pod_uid, start.container.name, inside)
+            edits += self._mps.edits(name, inside, [card.uuid for card in start.cards])
+        return edits
+
+    async def prepare(self, start: ContainerStart) -> None:
+        """Have the container's MPS namespace ready."""
+        for name, inside in self._names([start]).items():
+            assert self._mps is not None
+            await self._mps.prepare(name, inside)
+
+    async def keep_only(self, starts: Iterable[ContainerStart]) -> None:
+        """Remove the MPS namespaces of all other containers."""
+        if self._mps is not None:
+            await self._mps.keep_only(self._names(starts))
+
+    async def run(self) -> None:
+        """Answer hooks, and look after the MPS daemon."""
+        async with contextlib.AsyncExitStack() as stack:
+            if any(tier is Isolation.CGROUP for tier, _ in self._tiers.values()):
+                await stack.enter_async_context(cgroup.serve(self._nvml, self._door, self._cgroups))
+            if self._mps is None:
+                await asyncio.Event().wait()
+                return
+            if self._exclusive:
+                served = [uuid for uuid, (tier, _) in self._tiers.items() if tier in _BY_MPS]
+                await asyncio.to_thread(set_exclusive, self._nvml, served)
+            await self._mps.run()
+
+    def _tier(self, start: ContainerStart) -> Isolation:
+        """The tier of all its cards together: the weakest."""
+        found = [self._tiers.get(card.uuid, (Isolation.NONE, "")) for card in start.cards]
+        for _, problem in found:
+            if problem:
+                raise RefusedError(problem)
+        return min((tier for tier, _ in found), key=STRENGTH.__getitem__, default=Isolation.NONE)
+
+    def _kept(self, start: ContainerStart, around: Walls) -> tuple[Isolation, bool]:
+        """What the container is kept by, and whether it is a client of MPS. RefusedError if it may not be as asked."""
+        tier = self._tier(start)
+        client = tier in _BY_MPS or (tier is Isolation.CGROUP and (around.client or around.threads is not None))
+        if self._mps is None or not client or self._mps.namespaces or self._may_meet(start.namespace):
+            return tier, client
+        if around.client or self._wanted is IsolationSetting.MPS:
+            raise RefusedError(
+                f"namespace {shown(start.namespace)} has not opted in to MPS, and the node's MPS daemon lets every "
+                f"client change the limits of others: label the namespace {shoal.LABEL_MPS}={shoal.MPS_ALLOW}, or set "
+                "mpsForAll on the node if it has one tenant"
+            )
+        return Isolation.NONE if tier is Isolation.MPS else tier, False
+
+    def _inside(self, tier: Isolation, around: Walls) -> Walls:
+        """What MPS has to limit: not the memory where the cgroup does that."""
+        return replace(around, memory_mib={}) if tier is Isolation.CGROUP else around
+
+    def _names(self, starts: Iterable[ContainerStart]) -> dict[str, Walls]:
+        """The namespaces that containers need."""
+        found: dict[str, Walls] = {}
+        for start in starts:
+            around = walls(start.container, yields=start.yields)
+            if self._mps is None or not around or not self._isolated():
+                continue
+            try:
+                tier, client = self._kept(start, around)
+            except RefusedError:  # it does not start, and is told so when it tries
+                continue
+            if client:
+                inside = self._inside(tier, around)
+                found[namespace_of(start.pod_uid, start.container.name, inside)] = inside
+        return found
+
+
+def build(
+    config: AgentConfig,
+    cards: NodeCards,
+    paths: HostPaths,
+    *,
+    cdi: bool,
+    environment: Mapping[str, str],
+    isolated: Callable[[], bool],
+    opted_in: Callable[[str], bool],
+    changed: Callable[[], None],
+) -> NodeLimits:
+    """The limits that a node's configuration and means allow. `environment` is for the programs of MPS.
+
+    `opted_in` says of a namespace that its pods may be clients of an MPS daemon that cannot keep them apart.
+    """
+    driver = cards.driver.driver()
+    source, program = Path(config.limit_hook), paths.programs / cgroup.PROGRAM
+    hook = source.is_file()
+    if hook and cdi and paths.cgroup2.exists():
+        program = cgroup.install(source, paths.programs)
+    daemon = mps_daemon(config, driver, environment)
+    means = Means(
+        driver=driver,
+        cgroup2=paths.cgroup2.exists(),
+        hook=hook,
+        cdi=cdi,
+        mps=daemon is not None,
+        namespaces=daemon is not None and daemon.protocol == 3,
+    )
+    shared = Path(config.mps_shared_memory) if config.mps_shared_memory else None
+    return NodeLimits(
+        cards.driver,
+        cards.survey,
+        means,
+        config.isolation,
+        program=program,
+        door=paths.limit_socket,
+        cgroups=paths.cgroups,
+        mps=None if daemon is None else Mps(daemon, changed=changed, starts=config.mps_start, shared_memory=shared),
+        exclusive=config.mps_exclusive,
+        isolated=isolated,
+        may_meet=opted_in if asks_consent(config, driver) else lambda namespace: True,
+    )
+
+
+def asks_consent(config: AgentConfig, driver: Driver) -> bool:
+    """Whether namespaces must opt in to MPS on the node."""
+    daemon = mps_daemon(config, driver, {})
+    return daemon is not None and daemon.protocol != 3 and not config.mps_for_all
+
+
+def mps_daemon(config: AgentConfig, driver: Driver, environment: Mapping[str, str]) -> MpsDaemon | None:
+    """The node's MPS daemon, if one is configured. Protocol 2 if the driver has no other, or it is asked for."""
+    if not config.mps_program or config.isolation is IsolationSetting.NONE:
+        return None
+    newer = driver.cuda is not None and driver.cuda >= LIMITING_CUDA and config.isolation is not IsolationSetting.MPS
+    return MpsDaemon(
+        pipe_directory=Path(config.mps_directory),
+        log_directory=Path(config.mps_log_directory),
+        environment=environment,
+        protocol=3 if newer else 2,
+        multi_user=newer,
+        program=config.mps_program,
+    )
+
+
+async def keep_daemon(config: AgentConfig, cards: NodeCards, environment: Mapping[str, str]) -> None:
+    """Keep the node's MPS daemon running until cancelled, in a process that does nothing else."""
+    await cards.wait(lambda: None)
+    daemon = mps_daemon(config, cards.driver.driver(), environment)
+    if daemon is None:
+        raise AgentConfigError("there is no MPS daemon to keep: set mpsProgram, and isolation to another than none")
+    await Mps(daemon).run()
+
+
+async def cleanup(config: AgentConfig, paths: HostPaths, cards: NodeCards, environment: Mapping[str, str]) -> None:
+    """Leave nothing of the limits on the node: the hook, its socket, and the MPS daemon with its clients."""
+    paths.limit_socket.unlink(missing_ok=True)
+    (paths.programs / cgroup.PROGRAM).unlink(missing_ok=True)
+    if not config.mps_program:
+        return
+    try:
+        await asyncio.to_thread(cards.open)
+        daemon = mps_daemon(config, cards.driver.driver(), environment)
+        if daemon is not None:
+            await daemon.quit()
+        if config.mps_exclusive:
+            await asyncio.to_thread(set_open, cards.driver, [card.uuid for card in cards.survey.cards])
+    except (GpuError, MpsError) as error:
+        log.warning("the MPS daemon is left as it is: %s", error)
+
+
+class MpsConsents:
+    """The namespaces that have the label. Only they are read, and only while `reflector` runs."""
+
+    def __init__(self, client: Client) -> None:
+        self.reflector: Reflector[Namespace] = Reflector(
+            client, NAMESPACES, labels=f"{shoal.LABEL_MPS}={shoal.MPS_ALLOW}"
+        )
+
+    def given(self, namespace: str) -> bool:
+        """Whether the namespace has opted in. RefusedError while that is not known: a container can wait."""
+        if not self.reflector.synced.is_set():
+            why = self.reflector.last_error or "no answer yet"
+            raise RefusedError(f"which namespaces have opted in to MPS is still being read: {why}")
+        return self.reflector.store.get(namespace) is not None

@@ -1,0 +1,121 @@
+"""What the checks look at, read from the API server once. What may not be read is None, and said where it is missed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final, TypeVar
+
+from shoal.kube.client import Client
+from shoal.kube.errors import ForbiddenError, NotFoundError
+from shoal.kube.objects.node import Node
+from shoal.kube.objects.others import Lease
+from shoal.kube.objects.pod import Pod
+from shoal.kube.resources import LEASES, NODES, PODS, RawObject, Resource
+from shoal.model.contract import gpushare, kubernetes, shoal
+
+T = TypeVar("T")
+
+_DAEMON_SETS: Final = Resource("apps", "v1", "daemonsets", "DaemonSet", dict, whole=True)
+_DEPLOYMENTS: Final = Resource("apps", "v1", "deployments", "Deployment", dict, whole=True)
+_SLICES: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", dict, whole=True)
+_POLICIES: Final = Resource(
+    "admissionregistration.k8s.io",
+    "v1",
+    "validatingadmissionpolicies",
+    "ValidatingAdmissionPolicy",
+    dict,
+    namespaced=False,
+    whole=True,
+)
+_BINDINGS: Final = Resource(
+    "admissionregistration.k8s.io",
+    "v1",
+    "validatingadmissionpolicybindings",
+    "ValidatingAdmissionPolicyBinding",
+    dict,
+    namespaced=False,
+    whole=True,
+)
+_GRANTS: Final = Resource(
+    "rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", dict, namespaced=False, whole=True
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """A cluster as `shoal doctor` sees it."""
+
+    version: str
+    now: datetime
+    nodes: list[Node]
+    pods: list[Pod]
+    #: Of Shoal and of other stacks, whatever namespace they are in.
+    daemon_sets: list[RawObject] | None = None
+    deployments: list[RawObject] | None = None
+    #: That of the scheduler; empty if there is none.
+    leader: list[Lease] | None = None
+    node_leases: list[Lease] | None = None
+    #: Where the extender's Service leads.
+    extender: list[RawObject] | None = None
+    policies: list[RawObject] | None = None
+    bindings: list[RawObject] | None = None
+    #: Which of Shoal's services have been given their rights.
+    granted: list[RawObject] | None = None
+    #: Kinds that this cluster does not have.
+    absent: frozenset[str] = field(default=frozenset())
+
+
+async def read_installation(client: Client) -> Installation:
+    """Read it all. Raises KubeError if the cluster, its nodes or its pods cannot be read."""
+    absent: set[str] = set()
+
+    async def listed(resource: Resource[T], namespace: str = "", labels: str = "") -> list[T] | None:
+        try:
+            return (await client.list(resource, namespace=namespace, labels=labels)).items
+        except ForbiddenError:
+            return None
+        except NotFoundError:
+            absent.add(resource.plural)
+            return []
+
+    async def named(resource: Resource[T], *names: str, namespace: str = "") -> list[T] | None:
+        found = []
+        for name in names:
+            try:
+                found.append(await client.get(resource, name, namespace=namespace))
+            except ForbiddenError:
+                return None
+            except NotFoundError:
+                continue
+        return found
+
+    version, nodes, pods = await asyncio.gather(client.version(), client.list(NODES), client.list(PODS))
+    service = f"{kubernetes.LABEL_SERVICE}={gpushare.EXTENDER_NAME}"
+    daemon_sets, deployments, extender, policies, bindings = await asyncio.gather(
+        listed(_DAEMON_SETS),
+        listed(_DEPLOYMENTS),
+        listed(_SLICES, gpushare.EXTENDER_NAMESPACE, service),
+        listed(_POLICIES),
+        listed(_BINDINGS),
+    )
+    leader, node_leases = await asyncio.gather(
+        named(LEASES, shoal.NAME_SCHEDULER, namespace=gpushare.EXTENDER_NAMESPACE),
+        listed(LEASES, kubernetes.NODE_LEASES),
+    )
+    return Installation(
+        version=version.git_version,
+        now=datetime.now(UTC),
+        nodes=sorted(nodes.items, key=lambda node: node.metadata.name),
+        pods=pods.items,
+        daemon_sets=daemon_sets,
+        deployments=deployments,
+        leader=leader,
+        node_leases=node_leases,
+        extender=extender,
+        policies=policies,
+        bindings=bindings,
+        granted=await named(_GRANTS, shoal.NAME_SCHEDULER, shoal.NAME_AGENT),
+        absent=frozenset(absent),
+    )

@@ -1,0 +1,192 @@
+"""The nodes: cards, who serves them to kubelet, the unit of memory, and what the runtimes can do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from shoal.agent.device_plugin.edits import choose_strategy
+from shoal.analysis.doctor.findings import Finding, failed, note, ok, some, warning
+from shoal.analysis.doctor.installation import Installation
+from shoal.kube.objects.node import Node
+from shoal.kube.resources import manifest_of
+from shoal.model import quantity
+from shoal.model.contract import gpushare, keti, nvidia, shoal
+from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.errors import CodecError, QuantityError
+from shoal.model.gpu import Gpu, Isolation
+from shoal.model.node import node_gpus
+
+_FAMILIES: Final = (gpushare.RESOURCE_MEMORY, keti.RESOURCE_MPS, nvidia.RESOURCE_GPU)
+
+
+def inventories(installation: Installation) -> Iterator[Finding]:
+    """Whether nodes that should have cards show them, and whether they can be read."""
+    shown, labelled, foreign = 0, [], []
+    for node in installation.nodes:
+        name = node.metadata.name
+        if shoal.ANNOTATION_GPUS in node.metadata.annotations:
+            try:
+                shown += bool(_cards(node))
+            except CodecError as error:
+                yield failed("cards", f"those of {name} cannot be read: {error}", f"restart the agent on {name}")
+        elif _is_offered(node):
+            foreign.append(name)
+        elif _is_meant(node):
+            labelled.append(name)
+    if labelled:
+        yield failed(
+            "cards",
+            f"{some(labelled)}: labelled for GPUs, and no agent shows any",
+            f"kubectl -n kube-system logs -l app.kubernetes.io/name={shoal.NAME_AGENT}: it says what it waits for, "
+            "the driver first",
+        )
+    if foreign:
+        yield note("cards", f"{some(foreign)}: served by another device plugin, read from the nodes' capacity")
+    if shown:
+        yield ok("cards", f"{shown} node(s) show their cards")
+    elif not labelled and not foreign:
+        yield failed("cards", "no node shows any", "kubectl apply -k deploy/agent, and label nodes gpushare=true")
+
+
+def health(installation: Installation) -> Iterator[Finding]:
+    """Cards that are out of use, and nodes that are."""
+    for node in installation.nodes:
+        cards = _readable(node)
+        if cards and not any(one.type == "Ready" and one.status == "True" for one in node.status.conditions):
+            yield warning("health", f"{node.metadata.name} has cards and is not ready", "see kubectl describe node")
+        for card in cards:
+            if not card.healthy:
+                yield warning(
+                    "health",
+                    f"GPU{card.index} of {node.metadata.name} is out of use: {card.fault or 'no reason is given'}",
+                    "reset or replace the card; it comes back by itself when it is well",
+                )
+
+
+def served(installation: Installation) -> Iterator[Finding]:
+    """kubelet forgets the resources of a device plugin that is gone."""
+    away = [
+        node.metadata.name
+        for node in installation.nodes
+        if any(card.healthy and not card.mig for card in _readable(node)) and not _is_offered(node)
+    ]
+    if away:
+        yield failed(
+            "agent",
+            f"{some(away)}: cards, but kubelet offers none: the agent is away, or has not registered",
+            "see whether the agent runs there, and its /readyz",
+        )
+
+
+def unit_of(installation: Installation) -> MemoryUnit | None:
+    """What one of `aliyun.com/gpu-mem` stands for on most nodes; None where it is not served."""
+    units = Counter(unit for node in installation.nodes if (unit := _unit(node)) is not None)
+    return units.most_common(1)[0][0] if units else None
+
+
+def units(installation: Installation) -> Iterator[Finding]:
+    """All nodes must count memory alike."""
+    by_unit: dict[MemoryUnit, list[str]] = {}
+    for node in installation.nodes:
+        unit = _unit(node)
+        if unit is not None:
+            by_unit.setdefault(unit, []).append(node.metadata.name)
+    if len(by_unit) > 1:
+        says = "; ".join(f"{unit.value} on {some(names)}" for unit, names in by_unit.items())
+        yield failed("unit", f"memory is counted differently: {says}", "set memoryUnit alike for agents and scheduler")
+    elif by_unit:
+        yield ok("unit", f"one {gpushare.RESOURCE_MEMORY} is one {next(iter(by_unit)).value}")
+
+
+def runtimes(installation: Installation) -> Iterator[Finding]:
+    """Whether kubelet and container runtime take CDI, by which a container gets its own card for sure."""
+    without: dict[str, list[str]] = {}
+    with_cards = [node for node in installation.nodes if _readable(node)]
+    for node in with_cards:
+        info = node.status.node_info
+        chosen = choose_strategy(info.kubelet_version, info.container_runtime_version)
+        if not chosen.strategy.by_cdi:
+            without.setdefault(chosen.why, []).append(node.metadata.name)
+    for why, names in without.items():
+        yield warning(
+            "cdi",
+            f"{some(names)}: {why}",
+            "update the runtime; until then cards go by amount, and no share has a wall",
+        )
+    if with_cards and not without:
+        yield ok("cdi", f"{len(with_cards)} node(s) take CDI devices")
+
+
+def walls(installation: Installation) -> Iterator[Finding]:
+    """Where shares are counted and nothing more."""
+    bare = [
+        node.metadata.name
+        for node in installation.nodes
+        if any(card.isolation is Isolation.NONE and not card.mig for card in _readable(node))
+    ]
+    if bare:
+        yield note(
+            "isolation",
+            f"{some(bare)}: shares are counted, and nothing keeps a container to its own",
+            "see docs/agent.md: driver R615 or newer, or MPS",
+        )
+    shared = [
+        node.metadata.name
+        for node in installation.nodes
+        if any(card.isolation is Isolation.MPS for card in _readable(node))
+    ]
+    if shared:
+        yield note(
+            "isolation",
+            f"{some(shared)}: MPS limits clients by their environment, and each can change the limits of others",
+            f"give it to namespaces that trust each other alone, by label {shoal.LABEL_MPS}={shoal.MPS_ALLOW}: shares "
+            "of others are counted there, and their MPS clients refused. Driver R615 or newer keeps them apart",
+        )
+
+
+def _cards(node: Node) -> tuple[Gpu, ...]:
+    return node_gpus(manifest_of(node), unit=MemoryUnit.GIB).gpus
+
+
+def _readable(node: Node) -> tuple[Gpu, ...]:
+    """The cards that the agent shows; none where nobody can tell."""
+    if shoal.ANNOTATION_GPUS not in node.metadata.annotations:
+        return ()
+    try:
+        return _cards(node)
+    except CodecError:
+        return ()
+
+
+def _is_meant(node: Node) -> bool:
+    labels = node.metadata.labels
+    return (
+        labels.get(gpushare.LABEL_NODE) == "true"
+        or labels.get(keti.LABEL_NODE) == keti.LABEL_NODE_VALUE
+        or labels.get(nvidia.LABEL_PRESENT) == "true"
+    )
+
+
+def _is_offered(node: Node) -> bool:
+    return any(_amount(node, resource) for resource in (*_FAMILIES, shoal.RESOURCE_SLOT))
+
+
+def _amount(node: Node, resource: str) -> int:
+    try:
+        return quantity.whole(node.status.allocatable.get(resource, 0))
+    except QuantityError:
+        return 0
+
+
+def _unit(node: Node) -> MemoryUnit | None:
+    """From the size of the cards where it is known, else as gpushare guesses it."""
+    units = _amount(node, gpushare.RESOURCE_MEMORY)
+    if not units:
+        return None
+    cards = [card for card in _readable(node) if not card.mig]
+    if not cards:
+        count = _amount(node, gpushare.RESOURCE_COUNT)
+        return gpushare.guess_unit(units // count) if count else None
+    return MemoryUnit.MIB if units > sum(card.memory_mib for card in cards) // MemoryUnit.GIB.mib else MemoryUnit.GIB

@@ -1,0 +1,1 @@
+"""What is allocated of the cards of a cluster, read from its nodes and pods."""

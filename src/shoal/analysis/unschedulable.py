@@ -1,0 +1,209 @@
+"""Why a pod fits nowhere, and the smallest changes that would help: pods that leave, or a smaller request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from shoal.analysis.dry_run import DryRun, full_name
+from shoal.analysis.nodes import Answer, NodeAnswer, by_node
+from shoal.kube.objects.pod import Container, Pod, Resources
+from shoal.model.contract import gpushare
+from shoal.model.errors import RequestError
+from shoal.model.request import ContainerRequest, Share, accepts
+from shoal.placement.columns import BoolArray
+from shoal.placement.ledger import NodeLedger
+from shoal.scheduler.preemption.search import EngineFit, PodOnNode, candidate_limit, choose, refusal
+from shoal.scheduler.reporting.diagnosis import diagnose
+
+
+class Unschedulable(Answer, frozen=True):
+    """A pod that fits nowhere now."""
+
+    #: What the scheduler would write on the pod.
+    message: str
+    nodes: tuple[NodeAnswer, ...] = ()
+    #: Whom the scheduler would make give way by itself.
+    preempts: NodeVictims | None = None
+    #: Who would have to go if somebody made room by hand.
+    clearing: NodeVictims | None = None
+    #: The memory per card with which it would fit now.
+    would_fit_mib: int | None = None
+
+
+def unschedulable(dry_run: DryRun, pod: Pod, *, details: int) -> Unschedulable:
+    """Why the pod, which does not fit, does not. Raises RequestError and PolicyError."""
+    engine = dry_run.engine
+    verdict = dry_run.feasibility.verdict(pod)
+    diagnosis = diagnose(engine.ledger, engine.class_of(dry_run.check(pod)), verdict)
+    giving_way = preempts(dry_run, pod, diagnosis.candidates)
+    return Unschedulable(
+        message=diagnosis.message,
+        nodes=tuple(by_node(dry_run, pod, details=details)),
+        preempts=giving_way,
+        clearing=None if giving_way else fewest_victims(dry_run, pod, diagnosis.candidates),
+        would_fit_mib=would_fit_mib(dry_run, pod),
+    )
+
+
+Fits = Callable[[str, frozenset[str]], bool]
+
+
+class NodeVictims(Answer, frozen=True):
+    """A node and the pods that would have to leave it."""
+
+    node: str
+    pods: tuple[str, ...]
+    #: How many of them break a disruption budget.
+    breaks_budgets: int = 0
+
+
+def preempts(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVictims | None:
+    """Whom the scheduler would make give way; of equal nodes it may take another. None when nobody may or can."""
+    level = pod.spec.priority or 0
+    if refusal(pod.spec.preemption_policy, priority=level) or dry_run.books.lowest_priority() >= level:
+        return None
+    plan = choose(
+        _names(dry_run, candidates),
+        pods_on=lambda node: _on_node(dry_run, node),
+        fits=_fits(dry_run, pod),
+        priority=level,
+        budgets=dry_run.budgets.allowances(),
+        limit=candidate_limit(dry_run.books.nodes()),
+    )
+    if plan is None:
+        return None
+    return NodeVictims(plan.node, _named(dry_run, [victim.uid for victim in plan.victims]), plan.violations)
+
+
+def fewest_victims(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVictims | None:
+    """The fewest pods whose leaving makes room, whatever their priority: of one node those that hold the most.
+
+    As many nodes are looked at as the scheduler looks at for victims, those with the most free first.
+    """
+    fits, ledger = _fits(dry_run, pod), dry_run.engine.ledger
+    limit = candidate_limit(dry_run.books.nodes())
+    best: list[str] | None = None
+    where = ""
+    for name in _names(dry_run, candidates)[:limit]:
+        node = ledger.node(name)
+        if node is None:
+            continue
+        # The smallest are let off first, so that few large ones are left.
+        pods = sorted(node.pods, key=lambda uid: _size(dry_run, uid))
+        away = set(pods)
+        if not away or not fits(name, frozenset(away)):
+            continue
+        for uid in pods:
+            if fits(name, frozenset(away - {uid})):
+                away.remove(uid)
+        if best is None or len(away) < len(best):
+            best, where = [uid for uid in pods if uid in away], name
+    return None if best is None else NodeVictims(where, _named(dry_run, best))
+
+
+def _fits(dry_run: DryRun, pod: Pod) -> Fits:
+    cards_fit = EngineFit(dry_run.engine.ledger, dry_run.engine.class_of(dry_run.check(pod)))
+
+    def fits(node: str, gone: frozenset[str]) -> bool:
+        row = dry_run.books.row(node)
+        return row is not None and cards_fit(node, gone) and dry_run.feasibility.fits_without(pod, row, gone)
+
+    return fits
+
+
+def _names(dry_run: DryRun, candidates: BoolArray) -> list[str]:
+    columns = dry_run.engine.ledger.columns
+    rows = np.flatnonzero(candidates[: columns.rows])
+    free = columns.memory_free[rows].max(axis=1) if len(rows) else rows
+    order = rows[np.argsort(-free, kind="stable")]
+    return [dry_run.engine.ledger.node_at(int(row)).name for row in order]
+
+
+def _on_node(dry_run: DryRun, name: str) -> list[PodOnNode]:
+    node = dry_run.engine.ledger.node(name)
+    return [
+        PodOnNode(
+            uid=uid,
+            priority=pod.spec.priority or 0,
+            started=pod.status.start_time,
+            disruption_budgets=dry_run.budgets.of(pod),
+            giving_way=pod.metadata.deletion_timestamp is not None,
+        )
+        for uid in (() if node is None else node.pods)
+        if (pod := dry_run.books.pod(uid)) is not None
+    ]
+
+
+def _size(dry_run: DryRun, uid: str) -> tuple[int, int, int, str]:
+    """How much a pod holds: cards taken whole, memory of cards, CPU."""
+    booking = dry_run.engine.ledger.booking(uid)
+    assert booking is not None
+    shares = booking.allocation.held().values()
+    return sum(s.exclusive for s in shares), sum(s.memory_mib for s in shares), booking.cpu_milli, uid
+
+
+def _named(dry_run: DryRun, uids: list[str]) -> tuple[str, ...]:
+    pods = (dry_run.books.pod(uid) for uid in uids)
+    return tuple(sorted(full_name(pod) for pod in pods if pod is not None))
+
+
+#: Amounts that are tried, the largest first.
+_TRIES: Final = 8
+
+
+def would_fit_mib(dry_run: DryRun, pod: Pod) -> int | None:
+    """MiB per card; None when no smaller share of memory helps, or when several containers ask for cards."""
+    request = dry_run.check(pod)
+    unit = dry_run.books.unit
+    containers = [one for one in pod.spec.containers if gpushare.RESOURCE_MEMORY in one.resources.limits]
+    if len(request.containers) != 1 or len(containers) != 1 or request.containers[0].share.exclusive:
+        return None
+    asked = request.containers[0]
+    rooms = {unit.floor(_room(node, dry_run, pod, asked)) for node in dry_run.engine.ledger.nodes()}
+    fewer = sorted((room for room in rooms if 0 < room < unit.ceil(asked.share.memory_mib)), reverse=True)
+    for room in fewer[:_TRIES]:
+        if _can_place(dry_run, _asking(pod, containers[0], room * asked.gpus)):
+            return unit.to_mib(room)
+    return None
+
+
+def _room(node: NodeLedger, dry_run: DryRun, pod: Pod, asked: ContainerRequest) -> int:
+    """What the last of the cards has free, were the best of the node taken."""
+    least = Share(1, asked.share.compute, asked.share.clients)
+    selector = dry_run.check(pod).selector
+    free = sorted(
+        (
+            card.inventory.memory_mib - card.memory_mib
+            for card in node.slots
+            if accepts(selector, card.inventory) and card.refusal(least) is None
+        ),
+        reverse=True,
+    )
+    return free[asked.gpus - 1] if len(free) >= asked.gpus else 0
+
+
+def _asking(pod: Pod, container: Container, units: int) -> Pod:
+    """The pod with so many units of GPU memory."""
+    amount = {gpushare.RESOURCE_MEMORY: units}
+    given = container.resources
+    resources = Resources(limits={**given.limits, **amount}, requests={**given.requests, **amount})
+    smaller = msgspec.structs.replace(container, resources=resources)
+    containers = tuple(smaller if one is container else one for one in pod.spec.containers)
+    return msgspec.structs.replace(
+        pod,
+        metadata=msgspec.structs.replace(pod.metadata, uid=f"{pod.metadata.uid}-smaller"),
+        spec=msgspec.structs.replace(pod.spec, containers=containers),
+    )
+
+
+def _can_place(dry_run: DryRun, pod: Pod) -> bool:
+    try:
+        placed = dry_run.place(pod) is not None
+    except RequestError:
+        return False
+    dry_run.books.take_out(pod.metadata.uid)
+    return placed

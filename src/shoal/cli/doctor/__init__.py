@@ -1,1 +1,0 @@
-"""`shoal doctor`: what is wrong with an installation, and how to put it right."""

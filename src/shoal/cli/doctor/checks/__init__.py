@@ -1,1 +1,0 @@
-"""The checks. Pure: facts in, findings out."""

@@ -1,0 +1,179 @@
+"""The embedded cluster with everything that runs on it, in one process: API server, controllers, simulated nodes with
+an agent each, the scheduler. `shoal up` and `shoal demo` are two ways to use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from shoal.agent import app as agent
+from shoal.agent.config import FAMILIES, AgentConfig
+from shoal.embedded.app import EmbeddedApi
+from shoal.embedded.controllers.loop import Controllers
+from shoal.embedded.kinds import NODES
+from shoal.embedded.nodes.app import Nodes
+from shoal.embedded.nodes.cluster import NodeSpec
+from shoal.embedded.nodes.host import Host
+from shoal.embedded.store import Object
+from shoal.kube.access.credentials import Access
+from shoal.kube.access.load import load_access
+from shoal.kube.client import Client
+from shoal.kubelet.host_paths import HostPaths
+from shoal.model.contract import keti, kubernetes, shoal
+from shoal.model.contract.gpushare import MemoryUnit
+from shoal.scheduler import app as scheduler
+from shoal.scheduler.config import ElectionConfig, SchedulerConfig
+
+#: gRPC's own log tells of every connection that ends; set before its first use.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+#: On one machine nobody but its users should reach the cluster.
+_LOOPBACK: Final = "127.0.0.1"
+#: As many agents start at once.
+_STARTING: Final = 8
+_START_SECONDS: Final = 10.0
+#: Most of what a cluster is made of stays: Python need not look so often for what has gone.
+_GC_THRESHOLD: Final = (50_000, 20, 20)
+#: Each end of a TLS connection keeps a buffer of 256 KiB unless told otherwise, and each node has several connections.
+_TLS_BUFFER: Final = 32 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedPlan:
+    """What the cluster shall be."""
+
+    nodes: Sequence[NodeSpec]
+    unit: MemoryUnit = MemoryUnit.GIB
+    policy: str = "fragmentation"
+    name: str = ""
+    port: int = 0
+
+
+class EmbeddedCluster:
+    """A running cluster. Use it in `async with`, which ends it; whoever waits for it hears when a part of it breaks."""
+
+    def __init__(self, plan: EmbeddedPlan, directory: Path) -> None:
+        self.plan = plan
+        self._directory = directory
+        self.api = EmbeddedApi(directory / "api", plan.port, admission=plan.unit)
+        self.nodes = Nodes(self.api, plan.nodes, directory / "nodes")
+        self._group = asyncio.TaskGroup()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._gc_threshold = gc.get_threshold()
+        self._tls_buffer = SSLProtocol.max_size
+
+    @property
+    def kubeconfig(self) -> Path:
+        """How to reach it."""
+        return self.api.kubeconfig()
+
+    def client(self) -> Client:
+        """A client of it."""
+        return Client(load_access(environ=os.environ, home=Path.home(), kubeconfig=self.kubeconfig))
+
+    async def __aenter__(self) -> EmbeddedCluster:
+        gc.set_threshold(*_GC_THRESHOLD)
+        SSLProtocol.max_size = _TLS_BUFFER
+        await self.api.__aenter__()
+        await self._group.__aenter__()
+        self._start("controllers", Controllers(self.api.registry, self.api.deletion).run())
+        self._start("nodes", self.nodes.run())
+        access = load_access(environ=os.environ, home=Path.home(), kubeconfig=self.kubeconfig)
+        config = SchedulerConfig(
+            scheduler_names=(kubernetes.DEFAULT_SCHEDULER, keti.SCHEDULER_NAME),
+            cluster_name=self.plan.name,
+            host=_LOOPBACK,
+            port=0,
+            health_host=_LOOPBACK,
+            health_port=0,
+            memory_unit=self.plan.unit,
+            policy=self.plan.policy,
+            election=ElectionConfig(enabled=False),
+        )
+        self._start("scheduler", scheduler.run(config, access, identity="embedded"))
+        self._start("agents", self._agents(access))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Nodes before agents: a kubelet that outlives its plugins complains about them.
+        for task in self._tasks:
+            task.cancel()
+            await asyncio.wait({task})
+        try:
+            await self._group.__aexit__(kind, error, trace)
+        finally:
+            await self.api.__aexit__(kind, error, trace)
+            gc.set_threshold(*self._gc_threshold)
+            SSLProtocol.max_size = self._tls_buffer
+
+    async def ready(self) -> None:
+        """Return when all nodes are Ready and offer their cards."""
+        for spec in self.plan.nodes:
+            await self._offered(spec)
+
+    async def _offered(self, spec: NodeSpec) -> None:
+        """Return when a node is Ready and offers its cards."""
+        store, changed = self.api.registry.store, asyncio.Event()
+        store.listen(NODES.key, changed.set, spec.name)
+        try:
+            while not _offers(store.get(NODES.key, ("", spec.name)), len(spec.cards)):
+                await changed.wait()
+                changed.clear()
+        finally:
+            store.unlisten(NODES.key, changed.set, spec.name)
+
+    async def _agents(self, access: Access) -> None:
+        """Start the agents, a few at a time: all at once they would wait for each other until they give up."""
+        starting = asyncio.Semaphore(_STARTING)
+
+        async def settle(spec: NodeSpec) -> None:
+            # One that has nothing to offer, since its cards are broken, must not keep the others waiting.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._offered(spec), _START_SECONDS)
+            starting.release()
+
+        for kubelet in self.nodes:
+            if kubelet.host.spec.cards:
+                await starting.acquire()
+                self._start(f"agent of {kubelet.name}", self._agent(kubelet.host, access))
+                self._start(f"start of {kubelet.name}", settle(kubelet.host.spec))
+
+    def _agent(self, host: Host, access: Access) -> Coroutine[None, None, None]:
+        return agent.run(
+            AgentConfig(node_name=host.spec.name, memory_unit=self.plan.unit, port=None),
+            access,
+            lambda: host.nvml,
+            HostPaths(
+                host.folders.device_plugins,
+                host.folders.pod_resources,
+                host.folders.cdi,
+                run=host.folders.run,
+                pod_cgroups=host.folders.cgroups,
+            ),
+        )
+
+    def _start(self, name: str, part: Coroutine[None, None, None]) -> None:
+        self._tasks.append(self._group.create_task(part, name=name))
+
+
+def _offers(node: Object | None, cards: int) -> bool:
+    """The node is Ready, and its agent has published its cards and been heard by kubelet."""
+    if node is None:
+        return False
+    status = node["status"]
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions", ()))
+    if not cards:
+        return ready
+    offered = status.get("allocatable", {}).keys() & set(FAMILIES)
+    annotations = node["metadata"].get("annotations", {})
+    return ready and shoal.ANNOTATION_GPUS in annotations and len(offered) == len(FAMILIES)

@@ -1,1 +1,0 @@
-"""Commands that run a service: the scheduler, the agent."""

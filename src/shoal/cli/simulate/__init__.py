@@ -1,1 +1,0 @@
-"""`shoal simulate`: placement policies compared on a trace."""

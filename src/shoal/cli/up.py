@@ -1,0 +1,134 @@
+"""`shoal up`: an embedded cluster that runs until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shoal.cli import settings
+from shoal.model.contract.gpushare import MemoryUnit
+
+if TYPE_CHECKING:
+    from shoal.cli.embedded import EmbeddedCluster, EmbeddedPlan
+
+
+@click.command(short_help="Start a cluster with simulated GPUs, in this process.")
+@click.option("--nodes", type=click.IntRange(0, 5000), default=3, show_default=True, help="How many nodes.")
+@click.option("--gpus", default="4xA30-24G", show_default=True, help="The cards of each, such as 8xA100-80G,1xT4.")
+@click.option(
+    "--cluster-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Groups of nodes in YAML instead: mixed cards, labels, taints, NVLink, broken cards.",
+)
+@click.option("--clusters", type=click.IntRange(1, 16), default=1, show_default=True, help="How many such clusters.")
+@settings.memory_unit(MemoryUnit.GIB.value)
+@click.option("--policy", default="fragmentation", show_default=True, help="How nodes and cards are chosen.")
+@click.option("--directory", type=click.Path(path_type=Path), metavar="DIR", help="Where the kubeconfigs go.")
+@click.option("--verbose", is_flag=True, help="Say what happens inside.")
+def up(
+    nodes: int,
+    gpus: str,
+    cluster_file: Path | None,
+    clusters: int,
+    memory_unit: str,
+    policy: str,
+    directory: Path | None,
+    verbose: bool,
+) -> None:
+    """Start a cluster with simulated GPUs in this process, for trying Shoal without Kubernetes and without a GPU.
+
+    The API server, the controllers, the scheduler and the agents are real; kubelet, containers and cards are
+    simulated. Everything is in memory and on 127.0.0.1, and gone when the command ends.
+
+    \b
+    shoal up
+    shoal up --nodes 2 --gpus 8xA100-80G --memory-unit MiB
+    shoal up --cluster-file cluster.yaml
+    """
+    from shoal.cli.embedded import EmbeddedPlan
+    from shoal.embedded.nodes.cluster import few, read_file
+    from shoal.embedded.nodes.errors import ClusterError, NodesError
+    from shoal.embedded.policies.cel import CelError
+    from shoal.placement.errors import PolicyError
+    from shoal.placement.policies import policy_named
+
+    given = [name for name in ("nodes", "gpus") if _is_given(name)]
+    if cluster_file and given:
+        raise click.UsageError(f"--cluster-file tells the nodes and their cards: leave out --{given[0]}")
+    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR)
+    try:
+        specs = read_file(cluster_file) if cluster_file else few(nodes, gpus)
+        policy_named(policy)
+    except (ClusterError, PolicyError) as error:
+        raise click.ClickException(str(error)) from error
+    names = [""] if clusters == 1 else [f"cluster{number}" for number in range(1, clusters + 1)]
+    plans = [EmbeddedPlan(specs, MemoryUnit(memory_unit), policy, name) for name in names]
+    with contextlib.ExitStack() as stack:
+        if directory is None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
+        try:
+            stack.enter_context(_own(directory))
+            asyncio.run(_serve(plans, directory))
+        except OSError as error:
+            where = error.filename or directory
+            raise click.ClickException(f"{where}: {error.strerror or error}: give another --directory") from error
+        except (CelError, NodesError) as error:
+            raise click.ClickException(str(error)) from error
+
+
+def _is_given(parameter: str) -> bool:
+    source = click.get_current_context().get_parameter_source(parameter)
+    return source is not click.core.ParameterSource.DEFAULT
+
+
+@contextlib.contextmanager
+def _own(directory: Path) -> Iterator[None]:
+    """Keep others from the directory while the block lasts, however it ends: the lock goes with the process."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            why = f"another shoal up runs in {directory}: end it, or give another --directory"
+            raise click.ClickException(why) from None
+        yield
+
+
+async def _serve(plans: Sequence[EmbeddedPlan], directory: Path) -> None:
+    from shoal.cli.embedded import EmbeddedCluster
+
+    over = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    started = time.monotonic()
+    async with contextlib.AsyncExitStack() as stack:
+        for plan in plans:
+            cluster = await stack.enter_async_context(EmbeddedCluster(plan, directory / (plan.name or "cluster")))
+            await cluster.ready()
+            _tell(cluster, time.monotonic() - started)
+        click.echo("\nCtrl-C ends it, and everything in it.")
+        await over.wait()
+
+
+def _tell(cluster: EmbeddedCluster, seconds: float) -> None:
+    plan = cluster.plan
+    cards = sum(len(node.cards) for node in plan.nodes)
+    title = f"Cluster {plan.name}" if plan.name else "A cluster"
+    nodes = f"{len(plan.nodes)} node{'' if len(plan.nodes) == 1 else 's'}"
+    click.echo(f"{title} of {nodes} with {cards} simulated GPUs, ready after {seconds:.1f} s. Try:\n")
+    click.echo(f"  export KUBECONFIG={cluster.kubeconfig}")
+    click.echo("  kubectl get nodes")
+    click.echo("  kubectl apply -f examples/01-binpack.yaml")
+    click.echo("  kubectl get pods -o wide")
+    click.echo("  kubectl logs binpack-1-0")

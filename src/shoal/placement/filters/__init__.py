@@ -1,1 +1,0 @@
-"""Which nodes can take a pod: one reason a file."""

@@ -1,0 +1,314 @@
+"""Each check, on clusters with one thing wrong."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal import __version__
+from shoal.analysis.doctor.examine import examine
+from shoal.analysis.doctor.findings import Finding, Level, some
+from shoal.analysis.doctor.installation import Installation
+from shoal.kube.objects.node import Node
+from shoal.kube.objects.others import Lease
+from shoal.kube.objects.pod import Pod
+from shoal.model.contract import decisions, gpushare, shoal
+from tests.testbed.fake_nodes import node
+
+NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
+
+
+def lease(name: str, *, ago: float = 5, holder: str = "someone") -> Lease:
+    renewed = (NOW - timedelta(seconds=ago)).isoformat().replace("+00:00", "Z")
+    return msgspec.convert(
+        {"metadata": {"name": name}, "spec": {"holderIdentity": holder, "renewTime": renewed}}, Lease
+    )
+
+
+def made(name: str, **changes: Any) -> Node:
+    """A node with two cards of 16 GiB, as a healthy agent and kubelet leave it."""
+    manifest = node(name, 2)
+    info = {"kubeletVersion": "v1.36.3", "containerRuntimeVersion": "containerd://2.4.2"}
+    manifest["status"]["nodeInfo"] = info | changes.pop("info", {})
+    manifest["metadata"].setdefault("labels", {}).update(changes.pop("labels", {}))
+    for resource, amount in changes.pop("allocatable", {}).items():
+        manifest["status"]["allocatable"][resource] = amount
+    for key, value in changes.pop("annotations", {}).items():
+        manifest["metadata"]["annotations"][key] = value
+    for key in changes.pop("without", ()):
+        del manifest["metadata"]["annotations"][key]
+    assert not changes
+    return msgspec.convert(manifest, Node)
+
+
+def pod(name: str, *, on: str = "", units: int = 3, scheduler: str = "gpu-scheduler", age: float = 600) -> Pod:
+    manifest: dict[str, Any] = {
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": name,
+            "creationTimestamp": (NOW - timedelta(seconds=age)).isoformat(),
+        },
+        "spec": {
+            "schedulerName": scheduler,
+            "nodeName": on,
+            "containers": [{"name": "main", "resources": {"limits": {gpushare.RESOURCE_MEMORY: str(units)}}}],
+        },
+        "status": {"phase": "Running" if on else "Pending"},
+    }
+    return msgspec.convert(manifest, Pod)
+
+
+def placed(name: str, on: str, units: int, index: int = 0) -> Pod:
+    """By gpushare's own extender, so that nothing of Shoal's is taken for granted."""
+    found = pod(name, on=on, units=units)
+    told = {
+        gpushare.NAME_INDEX: str(index),
+        gpushare.NAME_CARD: "16",
+        gpushare.NAME_POD: str(units),
+        gpushare.ANNOTATION_ASSIGNED: "true",
+        gpushare.ANNOTATION_ASSUME_TIME: "1",
+    }
+    return msgspec.structs.replace(found, metadata=msgspec.structs.replace(found.metadata, annotations=told))
+
+
+def workload(name: str, tag: str = __version__, **status: int) -> dict[str, Any]:
+    containers = [{"name": "main", "image": f"shoal:{tag}"}]
+    return {
+        "metadata": {"name": name, "namespace": "kube-system"},
+        "spec": {"template": {"spec": {"containers": containers}}},
+        "status": status,
+    }
+
+
+def policy(name: str, unit: str = "GiB") -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"variables": [{"name": "unit", "expression": f"'{unit}'"}]}}
+
+
+POLICIES = (
+    *(shoal.POLICY_PODS, shoal.POLICY_TEMPLATES, shoal.POLICY_CRON_JOBS),
+    *(*decisions.POLICIES_DECISIONS, *decisions.POLICIES_VISIBLE_DEVICES, decisions.POLICY_EXEMPTIONS),
+    *decisions.POLICIES_FENCE,
+)
+
+SOUND = Installation(
+    version="v1.36.3",
+    now=NOW,
+    nodes=[made("n1"), made("n2")],
+    pods=[placed("a", "n1", 3)],
+    daemon_sets=[workload(shoal.NAME_AGENT, desiredNumberScheduled=2, numberReady=2)],
+    deployments=[workload(shoal.NAME_SCHEDULER, readyReplicas=1)],
+    leader=[lease(shoal.NAME_SCHEDULER, holder="shoal-scheduler-1")],
+    node_leases=[lease("n1"), lease("n2")],
+    extender=[{"endpoints": [{"addresses": ["10.0.0.9"], "conditions": {"ready": True}}]}],
+    policies=[policy(name) for name in POLICIES],
+    bindings=[{"spec": {"policyName": name, "validationActions": ["Deny"]}} for name in POLICIES],
+    granted=[{"metadata": {"name": shoal.NAME_SCHEDULER}}, {"metadata": {"name": shoal.NAME_AGENT}}],
+)
+
+
+def bad(installation: Installation) -> list[Finding]:
+    return [finding for finding in examine(installation) if finding.level not in (Level.OK, Level.NOTE)]
+
+
+def test_a_sound_cluster_has_nothing_wrong() -> None:
+    assert bad(SOUND) == []
+    assert {finding.check for finding in examine(SOUND) if finding.level is Level.OK} == {
+        *("kubernetes", "clocks", "cards", "unit", "cdi"),
+        *("agent", "scheduler", "rights", "versions", "admission", "pods"),
+    }
+
+
+MIB = {gpushare.RESOURCE_MEMORY: "32768"}
+NO_DEVICES = dict.fromkeys((gpushare.RESOURCE_MEMORY, "keti.com/mpsgpu", "nvidia.com/gpu"), "0")
+
+
+#: What is changed, the check that must say it, how grave it is, and words of it.
+def claimant(name: str, on: str) -> Pod:
+    """A pod that asks for no GPU and has a record of a card."""
+    record = {shoal.ANNOTATION_ALLOCATION: f'{{"version":1,"node":"{on}","containers":[]}}'}
+    manifest = {"metadata": {"name": name, "namespace": "default", "uid": name, "annotations": record}}
+    return msgspec.convert({**manifest, "spec": {"nodeName": on, "containers": [{"name": "main"}]}}, Pod)
+
+
+WRONG: tuple[tuple[str, dict[str, Any], str, Level, str], ...] = (
+    ("old", {"version": "v1.18.2"}, "kubernetes", Level.FAILED, "v1.18.2 is older than 1.20"),
+    ("odd version", {"version": "main"}, "kubernetes", Level.WARNING, "'main'"),
+    (
+        "the clock here is wrong",
+        {"node_leases": [lease("n1", ago=-300), lease("n2", ago=-301)]},
+        *("clocks", Level.FAILED, "of this machine is about 300 s behind"),
+    ),
+    (
+        "one clock is wrong",
+        {"nodes": [made(f"n{n}") for n in range(3)], "node_leases": [lease("n0"), lease("n1", ago=300), lease("n2")]},
+        *("clocks", Level.FAILED, "wrong on n1"),
+    ),
+    (
+        "one clock is ahead",
+        {"nodes": [made(f"n{n}") for n in range(3)], "node_leases": [lease("n0"), lease("n1", ago=-60), lease("n2")]},
+        *("clocks", Level.FAILED, "wrong on n1"),
+    ),
+    ("unreadable leases", {"node_leases": None}, "clocks", Level.UNKNOWN, "may not be read"),
+    (
+        "broken inventory",
+        {"nodes": [made("n1", annotations={shoal.ANNOTATION_GPUS: "{"})]},
+        *("cards", Level.FAILED, "those of n1 cannot be read"),
+    ),
+    (
+        "no agent",
+        {"nodes": [made("n1", without=[shoal.ANNOTATION_GPUS], allocatable=NO_DEVICES, labels={"gpushare": "true"})]},
+        *("cards", Level.FAILED, "n1: labelled for GPUs, and no agent shows any"),
+    ),
+    (
+        "no cards at all",
+        {"nodes": [made("n1", without=[shoal.ANNOTATION_GPUS], allocatable=NO_DEVICES)]},
+        *("cards", Level.FAILED, "no node shows any"),
+    ),
+    (
+        "agent away",
+        {"nodes": [made("n1", allocatable=NO_DEVICES)]},
+        *("agent", Level.FAILED, "n1: cards, but kubelet offers none"),
+    ),
+    (
+        "two units",
+        {"nodes": [made("n1"), made("n2", allocatable=MIB)]},
+        *("unit", Level.FAILED, "GiB on n1; MiB on n2"),
+    ),
+    (
+        "runtime without CDI",
+        {"nodes": [made("n1", info={"containerRuntimeVersion": "containerd://1.6.1"})]},
+        *("cdi", Level.WARNING, "containerd://1.6.1 is not known to take CDI"),
+    ),
+    (
+        "agents missing",
+        {"daemon_sets": [workload(shoal.NAME_AGENT, desiredNumberScheduled=2, numberReady=1)]},
+        *("agent", Level.FAILED, "ready on 1 of 2 nodes"),
+    ),
+    ("agent nowhere", {"daemon_sets": [workload(shoal.NAME_AGENT)]}, "agent", Level.FAILED, "finds no node"),
+    (
+        "two plugins",
+        {
+            "daemon_sets": [
+                workload(shoal.NAME_AGENT, desiredNumberScheduled=2, numberReady=2),
+                workload(gpushare.PLUGIN_NAME, desiredNumberScheduled=1),
+            ]
+        },
+        *("agent", Level.WARNING, "gpushare-device-plugin-ds may serve the same"),
+    ),
+    ("no scheduler ready", {"deployments": [workload("shoal-scheduler")]}, "scheduler", Level.FAILED, "no replica"),
+    ("no leader", {"leader": []}, "scheduler", Level.FAILED, "nobody leads"),
+    ("nobody behind the Service", {"extender": []}, "scheduler", Level.FAILED, "nobody answers behind"),
+    (
+        "two schedulers of ours",
+        {
+            "deployments": [
+                workload(shoal.NAME_SCHEDULER, readyReplicas=1),
+                workload(shoal.NAME_SCHEDULER, readyReplicas=1),
+            ]
+        },
+        *("scheduler", Level.FAILED, "without a common lease"),
+    ),
+    (
+        "two extenders",
+        {
+            "deployments": [
+                workload(shoal.NAME_SCHEDULER, readyReplicas=1),
+                workload(gpushare.EXTENDER_NAME),
+            ]
+        },
+        *("scheduler", Level.WARNING, "gpushare-schd-extender places GPU pods too"),
+    ),
+    ("no rights", {"granted": []}, "rights", Level.FAILED, "shoal-agent, shoal-scheduler: no ClusterRoleBinding"),
+    (
+        "other release",
+        {"deployments": [workload(shoal.NAME_SCHEDULER, "9.9", readyReplicas=1)]},
+        *("versions", Level.WARNING, "shoal-scheduler 9.9"),
+    ),
+    (
+        "no policies",
+        {"policies": [], "bindings": []},
+        "admission",
+        Level.WARNING,
+        "bad requests are told by events only",
+    ),
+    ("no guards", {"policies": [], "bindings": []}, "admission", Level.FAILED, "tenants can write what was decided"),
+    ("no fence", {"policies": [], "bindings": []}, "admission", Level.FAILED, "an agent can write to any node"),
+    ("idle policies", {"bindings": []}, "admission", Level.FAILED, "bound by nothing that denies"),
+    (
+        "policies of another unit",
+        {"policies": [policy(name, "MiB") for name in POLICIES]},
+        *("admission", Level.FAILED, "count memory in MiB, the nodes in GiB"),
+    ),
+    (
+        "nobody schedules",
+        {"pods": [pod("lost", scheduler="gone-scheduler")]},
+        *("pods", Level.FAILED, "default/lost: no scheduler named gone-scheduler"),
+    ),
+    ("not wired", {"pods": [pod("bare", on="n1")]}, "pods", Level.WARNING, "default/bare: on a node, and nobody wrote"),
+    (
+        "over-booked",
+        {"pods": [placed("a", "n1", 12), placed("b", "n1", 12)]},
+        *("pods", Level.FAILED, "GPU0 of n1 (24576 of 16384 MiB)"),
+    ),
+    (
+        "a record for nothing",
+        {"pods": [claimant("idle", "n1")]},
+        *("pods", Level.WARNING, "default/idle: a record of cards, and no request for any"),
+    ),
+    ("wrong index", {"pods": [placed("a", "n1", 3, 7)]}, "pods", Level.FAILED, "cannot be read: default/a"),
+)
+
+
+@pytest.mark.parametrize(("changes", "check", "level", "words"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
+def test_what_is_wrong_is_told(changes: dict[str, Any], check: str, level: Level, words: str) -> None:
+    found = bad(replace(SOUND, **changes))
+    (told,) = [finding for finding in found if words in finding.says]
+    assert (told.check, told.level) == (check, level)
+    assert told.fix
+
+
+@pytest.mark.parametrize(
+    "part", ["daemon_sets", "deployments", "leader", "extender", "policies", "bindings", "granted", "node_leases"]
+)
+def test_what_may_not_be_read_is_unknown_and_no_failure(part: str) -> None:
+    hidden: dict[str, Any] = {part: None}
+    found = bad(replace(SOUND, **hidden))
+    assert found
+    assert {finding.level for finding in found} == {Level.UNKNOWN}
+    assert "deploy/rbac/viewer.yaml" in found[0].fix
+
+
+def sick(change: Callable[[dict[str, Any]], None]) -> Node:
+    manifest = node("n1", 2)
+    inventory = msgspec.json.decode(manifest["metadata"]["annotations"][shoal.ANNOTATION_GPUS])
+    change(inventory)
+    manifest["metadata"]["annotations"][shoal.ANNOTATION_GPUS] = msgspec.json.encode(inventory).decode()
+    return msgspec.convert(manifest, Node)
+
+
+@pytest.mark.parametrize("ages", [(9.5, 9.5, 0.1), (0.1, 0.1, 9.9), (-3, 0, 2)])
+def test_leases_of_one_renewal_period_agree(ages: tuple[float, ...]) -> None:
+    names = [f"n{number}" for number in range(len(ages))]
+    leases = [lease(name, ago=ago) for name, ago in zip(names, ages, strict=True)]
+    assert bad(replace(SOUND, nodes=[made(name) for name in names], node_leases=leases, pods=[])) == []
+
+
+def test_a_young_pod_is_not_lost_yet() -> None:
+    assert bad(replace(SOUND, pods=[pod("new", scheduler="gone-scheduler", age=5)])) == []
+
+
+def test_bad_cards_are_told_with_their_fault() -> None:
+    def fail(inventory: dict[str, Any]) -> None:
+        inventory["gpus"][1] |= {"healthy": False, "fault": "XID 79"}
+
+    (told,) = [one for one in bad(replace(SOUND, nodes=[sick(fail)])) if one.check == "health"]
+    assert told.says == "GPU1 of n1 is out of use: XID 79"
+
+
+def test_lists_of_names_stay_short() -> None:
+    assert some(str(number) for number in range(7)) == "0, 1, 2, 3, 4 and 2 more"
+    assert some(["a"]) == "a"
