@@ -44,6 +44,7 @@ kube: ## Have the programs of a real Kubernetes in the cache (the first time: 15
 kube: .venv/.installed
 	@$(call debian-packages,runc containernetworking-plugins busybox-static iproute2 iptables openssl)
 	@$(PY) -m tests.testbed.binaries
+	@$(PY) -m tests.testbed.nvidia
 
 lint: ## Check style, types and the direction of imports
 lint: .venv/.installed

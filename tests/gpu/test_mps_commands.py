@@ -1,4 +1,4 @@
-"""The words of MPS's two protocols."""
+"""The words of MPS's two protocols, and how a limit that was set is compared with what the daemon tells of it."""
 
 from pathlib import Path
 
@@ -6,95 +6,109 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.gpu import mps as control
 from shoal.gpu.errors import MpsError
-from shoal.gpu.mps import v2, v3
-from shoal.gpu.mps.v3 import Client, Namespace, Server
-
-UUIDS = ("GPU-abcd-1234", "GPU-efgh-5678")
+from shoal.gpu.mps import Command, MpsNamespace
 
 COMMANDS = [
-    (v2.list_clients(4711), "get_client_list 4711"),
-    (v2.start_server(0), "start_server -uid 0"),
-    (v2.set_default_memory_limit(1, 3072), "set_default_device_pinned_mem_limit 1 3072M"),
-    (v2.set_default_threads(25), "set_default_active_thread_percentage 25"),
-    (v2.terminate_client(123, 1024), "terminate_client 123 1024"),
-    (v3.list_servers(), "server list --format=csv,noheader"),
-    (v3.create_server("all"), "server create all"),
-    (v3.create_server("two", devices=UUIDS), "server create two --allowed-devices=GPU-abcd-1234,GPU-efgh-5678"),
-    (v3.set_server("all", threads=10), "server set all --active-thread-percentage=10"),
-    (v3.delete_server("all", force=True), "server delete all --force"),
-    (v3.list_namespaces("all"), "namespace list --server=all --format=csv,noheader"),
-    (v3.create_namespace("c_1", server="all"), "namespace create c_1 --server=all"),
+    (control.list_servers(), "server list --format=csv,noheader"),
+    (control.create_server("all"), "server create all"),
+    (control.list_namespaces("all"), "namespace list --server=all --format=csv,noheader"),
+    (control.create_namespace("c_1", server="all"), "namespace create c_1 --server=all"),
     (
-        v3.set_namespace("c_1", server="all", memory_mib=512, threads=100),
+        control.set_namespace("c_1", server="all", memory_mib=512, threads=100),
         "namespace set c_1 --server=all --pinned-memory-limit=512M --active-thread-percentage=100",
     ),
-    (v3.set_namespace("c_1", server="all", yields=True), "namespace set c_1 --server=all --client-priority=1"),
-    (v3.delete_namespace("c_1", server="all"), "namespace delete c_1 --server=all"),
-    (v3.list_clients(), "client list --all --format=csv,noheader"),
-    (v3.terminate_client(51023), "client terminate 51023"),
+    (control.set_namespace("c_1", server="all", yields=True), "namespace set c_1 --server=all --client-priority=1"),
+    (control.delete_namespace("c_1", server="all"), "namespace delete c_1 --server=all"),
+    (control.delete_namespace("c_1", server="all", force=True), "namespace delete c_1 --server=all --force"),
 ]
 
 
 @pytest.mark.parametrize(("command", "text"), COMMANDS, ids=[text for _, text in COMMANDS])
-def test_commands(command: v2.Command, text: str) -> None:
+def test_commands(command: Command, text: str) -> None:
     assert " ".join(command) == text
 
 
 def test_client_environment() -> None:
-    assert v2.client_environment(Path("/run/mps")) == {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}
-    assert v2.client_environment(Path("/run/mps"), memory_mib={1: 2048, 0: 3072}, threads=30) == {
+    assert control.client_environment(Path("/run/mps")) == {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}
+    assert control.client_environment(Path("/run/mps"), memory_mib={1: 2048, 0: 3072}, threads=30) == {
         "CUDA_MPS_PIPE_DIRECTORY": "/run/mps",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3072M,1=2048M",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30",
     }
-    assert v2.client_environment(Path("/run/mps"), yields=True)["CUDA_MPS_CLIENT_PRIORITY"] == "1"
+    assert control.client_environment(Path("/run/mps"), yields=True)["CUDA_MPS_CLIENT_PRIORITY"] == "1"
 
 
 @pytest.mark.parametrize("name", ["", "A", "a-b", "a b", "a\n", "x" * 65, "../a", "ä"])
 def test_names_the_daemon_would_refuse(name: str) -> None:
     with pytest.raises(MpsError, match="lower case"):
-        v3.create_namespace(name, server="s")
+        control.create_namespace(name, server="s")
     with pytest.raises(MpsError, match="lower case"):
-        v3.list_namespaces(name)
+        control.list_namespaces(name)
 
 
 def test_limits_that_cannot_be() -> None:
     for percent in (0, -1, 101):
         with pytest.raises(MpsError, match="1 to 100"):
-            v3.set_server("s", threads=percent)
+            control.set_namespace("n", server="s", threads=percent)
     with pytest.raises(MpsError, match="1 or more"):
-        v2.set_default_memory_limit(0, 0)
+        control.set_namespace("n", server="s", memory_mib=0)
     with pytest.raises(MpsError, match="no limit is given"):
-        v3.set_namespace("n", server="s")
-    with pytest.raises(MpsError, match="UUID"):
-        v3.create_server("s", devices=["GPU-a,GPU-b"])
+        control.set_namespace("n", server="s")
     with pytest.raises(MpsError, match="1 or more"):
-        v2.client_environment(Path("/p"), memory_mib={0: -5})
+        control.client_environment(Path("/p"), memory_mib={0: -5})
 
 
 def test_answers_of_the_manual() -> None:
-    assert v2.parse_pids("4711\n12\n") == (4711, 12)
-    assert v2.parse_pids("") == ()
-    path = Path("/run/nvidia-mps/training")
-    assert v3.parse_servers("training,1000,48201,Ready,/run/nvidia-mps/training,GPU-abcd-1234,-\n") == (
-        Server("training", 1000, 48201, "Ready", path),
+    assert control.parse_servers("training,1000,48201,Ready,/run/nvidia-mps/training,GPU-abcd-1234,-\n") == (
+        "training",
     )
-    assert v3.parse_servers("two,0,-,Stopped,/run/nvidia-mps/training,GPU-a,GPU-b,-") == (
-        Server("two", 0, None, "Stopped", path),
+    assert control.parse_servers("two,0,-,Stopped,/run/nvidia-mps/training,GPU-a,GPU-b,-") == ("two",)
+    assert control.parse_namespaces("high,training,Ready,0=4G,1=2G,50,0,/run/nvidia-mps/training") == (
+        MpsNamespace("high", memory_limit="0=4G,1=2G", threads="50"),
     )
-    assert v3.parse_clients("51023,training,0,default,python train.py\n51087,training,0,high,python -c a,b") == (
-        Client(51023, "training", "default"),
-        Client(51087, "training", "high"),
-    )
-    assert v3.parse_namespaces("high,training,Ready,0=4G,1=2G,50,0,/run/nvidia-mps/training") == (
-        Namespace("high", "training", path, memory_limit="0=4G,1=2G", threads="50"),
-    )
+
+
+@pytest.mark.parametrize(
+    ("written", "mebibytes", "holds"),
+    [
+        ("3072M", 3072, True),
+        ("3G", 3072, True),
+        ("0=3G,1=3G", 3072, True),
+        ("2G", 3000, True),  # NVIDIA's daemons write whole GiB
+        ("3G", 3000, False),
+        ("2999M", 3000, False),
+        ("0=3G,1=4G", 3072, False),
+        ("4G", 3072, False),
+        ("3G", 4096, False),
+        ("0G", 512, False),
+        ("0M", 512, False),
+        ("512M", 512, True),
+        ("-", 512, False),
+        ("", 512, False),
+        ("unlimited", 512, False),
+        ("3 G", 3072, False),
+    ],
+)
+def test_memory_as_it_was_to_be(written: str, mebibytes: int, holds: bool) -> None:
+    difference = MpsNamespace("n", written, "100").difference(memory_mib=mebibytes)
+    assert (difference == "") == holds
+    assert holds or f"not {mebibytes}M" in difference
+
+
+@pytest.mark.parametrize(
+    ("written", "holds"), [("25", True), ("25.0", True), ("25%", True), ("100", False), ("-", False), ("", False)]
+)
+def test_threads_as_they_were_to_be(written: str, holds: bool) -> None:
+    difference = MpsNamespace("n", "3G", written).difference(memory_mib=3072, threads=25)
+    assert (difference == "") == holds
+    assert MpsNamespace("n", "-", written).difference() == "", "nothing was to be limited"
 
 
 @given(st.text(max_size=200))
 def test_any_answer_is_read_or_refused(answer: str) -> None:
-    for parse in (v2.parse_pids, v3.parse_servers, v3.parse_namespaces, v3.parse_clients):
+    for parse in (control.parse_servers, control.parse_namespaces):
         message = ""
         try:
             assert isinstance(parse(answer), tuple)

@@ -1,39 +1,33 @@
-"""An MPS daemon's life. The control program is the stand-in of the test bed."""
+"""An MPS daemon's life and answers: the stand-in of the test bed, and NVIDIA's own daemons, which have protocol 2."""
 
 import asyncio
 import json
 import os
 import shutil
-import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from shoal.gpu import mps as control
 from shoal.gpu.errors import MpsError, NoMpsDaemonError
-from shoal.gpu.mps import v2, v3
-from shoal.gpu.mps.daemon import Health, MpsDaemon
+from shoal.gpu.mps import MpsDaemon, MpsHealth
+from tests.testbed.mps.daemons import ended_with_us, kill, mps_daemon, stopped
+from tests.testbed.nvidia import SERIES, parts_or_skip
 from tests.testbed.waiting import wait_for
 
-PROGRAM = Path(__file__).parents[1] / "testbed" / "mps" / "nvidia-cuda-mps-control"
-#: The stand-in is run by the Python at hand, not by what else is called python3 here.
-PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 Make = Callable[..., MpsDaemon]
-
-
-def the_daemon(pipe: Path, protocol: Literal[2, 3], *, multi_user: bool = False, patience: float = 60) -> MpsDaemon:
-    return MpsDaemon(
-        pipe_directory=pipe,
-        log_directory=pipe.parent / "log",
-        environment={**os.environ, "PATH": PATH, "MPS_STAND_IN_OF": str(os.getpid()), "CUDA_MPS_PROTOCOL_VERSION": "7"},
-        protocol=protocol,
-        multi_user=multi_user,
-        program=str(PROGRAM),
-        patience=patience,
-    )
+LIST = {2: ("get_server_list",), 3: control.list_servers()}
+#: NVIDIA's series, or none for the stand-in, and the protocol.
+Which = tuple[str | None, Literal[2, 3]]
+OLDER = [
+    pytest.param((None, 2), id="stand-in-2"),
+    *(pytest.param((series, 2), id=f"nvidia-{series}", marks=pytest.mark.kube) for series in SERIES),
+]
+ALL = [*OLDER, pytest.param((None, 3), id="stand-in-3")]
 
 
 @pytest.fixture
@@ -41,28 +35,23 @@ async def daemon() -> AsyncIterator[Make]:
     """Makes daemons, not started yet; ends them after the test. Paths of sockets are short, so the folder's is too."""
     made: list[MpsDaemon] = []
     folder = Path(tempfile.mkdtemp(prefix="mps-"))
+    with ExitStack() as stack:
 
-    def make(protocol: Literal[2, 3] = 2, *, multi_user: bool = False) -> MpsDaemon:
-        made.append(the_daemon(folder / f"p{protocol}", protocol, multi_user=multi_user))
-        return made[-1]
+        def make(which: Which = (None, 2), *, multi_user: bool = False, patience: float = 60) -> MpsDaemon:
+            series, protocol = which
+            pipe = folder / f"p{protocol}"
+            parts = None if series is None else parts_or_skip(series)
+            if parts is not None:
+                stack.enter_context(ended_with_us(pipe, parts))
+            else:
+                made.append(mps_daemon(pipe, protocol))
+            return mps_daemon(pipe, protocol, parts=parts, multi_user=multi_user, patience=patience)
 
-    yield make
-    for each in made:
-        (each.pipe_directory / "mute").unlink(missing_ok=True)
-        (each.pipe_directory / "refuse").unlink(missing_ok=True)
-        await each.quit()
+        yield make
+        for each in made:
+            (each.pipe_directory / "refuse").unlink(missing_ok=True)
+            await each.quit()
     shutil.rmtree(folder)
-
-
-def told(daemon: MpsDaemon) -> list[str]:
-    lines = (daemon.pipe_directory / "told").read_text().splitlines()
-    return [" ".join(json.loads(line)) for line in lines]
-
-
-def kill(daemon: MpsDaemon) -> None:
-    """What a crash of the daemon is: its socket stays behind."""
-    pid = int((daemon.pipe_directory / "nvidia-cuda-mps-control.pid").read_text())
-    os.kill(pid, signal.SIGKILL)
 
 
 def children() -> str:
@@ -70,131 +59,196 @@ def children() -> str:
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
-async def test_start_and_quit(daemon: Make, protocol: Literal[2, 3]) -> None:
-    mps = daemon(protocol)
-    assert await mps.health() is Health.ABSENT
+@pytest.mark.parametrize("which", ALL)
+async def test_start_and_quit(daemon: Make, which: Which) -> None:
+    mps = daemon(which)
+    assert await mps.health() is MpsHealth.ABSENT
     assert await mps.start()
-    assert await mps.health() is Health.RUNNING
+    assert await mps.health() is MpsHealth.RUNNING
     assert not await mps.start()
-    started = json.loads((mps.pipe_directory / "started").read_text())
-    assert started == {"protocol": protocol, "multi_user": False}
     await mps.quit()
-    assert await mps.health() is Health.ABSENT
+    assert await mps.health() is MpsHealth.ABSENT
     await mps.quit()
     assert await mps.start()
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-async def test_a_killed_daemon_is_absent_and_can_be_started_again(daemon: Make, protocol: Literal[2, 3]) -> None:
-    mps = daemon(protocol)
+async def test_flags(daemon: Make, protocol: Literal[2, 3]) -> None:
+    mps = daemon((None, protocol), multi_user=protocol == 3)
+    await mps.start()
+    started = json.loads((mps.pipe_directory / "started").read_text())
+    assert started == {"protocol": protocol, "multi_user": protocol == 3}
+
+
+@pytest.mark.parametrize("which", ALL)
+async def test_a_killed_daemon_is_absent_and_can_be_started_again(daemon: Make, which: Which) -> None:
+    mps = daemon(which)
     await mps.start()
     kill(mps)
-    while await mps.health() is not Health.ABSENT:
+    while await mps.health() is not MpsHealth.ABSENT:
         pass
     with pytest.raises(NoMpsDaemonError, match="start it"):
-        await mps.tell(v2.LIST_SERVERS if protocol == 2 else v3.list_servers())
+        await mps.tell(LIST[mps.protocol])
     assert (mps.pipe_directory / "control").exists()
     assert await mps.start()
 
 
-async def test_limits_of_protocol_2(daemon: Make) -> None:
-    mps = daemon(2)
+#: Commands of protocol 2 in this order, and the answers of NVIDIA's daemons of R535 and R550, all with exit status 0.
+ANSWERS = [
+    ("get_server_list", ""),
+    ("get_default_active_thread_percentage", "100.0"),
+    ("set_default_active_thread_percentage 30", "30.0"),
+    ("set_default_active_thread_percentage 0", "30.0"),  # refused in silence: the answer is what holds
+    ("set_default_active_thread_percentage 101", "30.0"),
+    ("set_default_active_thread_percentage junk", "30.0"),
+    ("set_default_active_thread_percentage 12.5", "12.5"),
+    ("get_default_active_thread_percentage", "12.5"),
+    ("get_default_device_pinned_mem_limit 0", ""),
+    ("set_default_device_pinned_mem_limit 0 512M", ""),
+    ("get_default_device_pinned_mem_limit 0", "512M"),
+    ("set_default_device_pinned_mem_limit 0 3072M", ""),
+    ("get_default_device_pinned_mem_limit 0", "3G"),
+    ("set_default_device_pinned_mem_limit 0 3000M", ""),
+    ("get_default_device_pinned_mem_limit 0", "2G"),  # whole GiB are all it writes
+    ("set_default_device_pinned_mem_limit 0 3K", ""),
+    ("get_default_device_pinned_mem_limit 0", "3M"),
+    ("set_default_device_pinned_mem_limit 0 junk", ""),
+    ("get_default_device_pinned_mem_limit 0", ""),  # the limit is gone
+    ("get_default_client_priority", "0"),
+    ("set_default_client_priority 1", ""),
+    ("get_default_client_priority", "1"),
+    ("set_default_client_priority x", ""),
+    ("get_default_client_priority", "0"),
+    ("start_server -uid 0", ""),  # without a card no server lives
+]
+REFUSALS = [
+    ("get_client_list 1", "Server 1 not found"),
+    ("get_client_list", "Server 0 not found"),
+    ("shutdown_server 7", "Server 7 not found"),
+    ("ps", "Server not found"),
+    ("set_default_client_priority 7", "Invalid priority value - must be 0 or 1!"),
+    ("start_server", "A user id (UID) is required to start a new server"),
+    ("start_server -uid x", "A user id (UID) is required to start a new server"),
+    ("bogus", 'Unknown command "bogus"'),
+    ("server list", 'Unknown command "server"'),
+]
+
+
+@pytest.mark.parametrize("which", OLDER)
+async def test_answers_of_protocol_2(daemon: Make, which: Which) -> None:
+    mps = daemon(which)
     await mps.start()
-    await mps.tell(v2.set_default_memory_limit(0, 3072))
-    await mps.tell(v2.set_default_threads(30))
-    (mps.pipe_directory / "clients").write_text("100 55 - python\n101 55 - python\n")
-    assert v2.parse_pids(await mps.tell(v2.LIST_SERVERS)) == (55,)
-    assert v2.parse_pids(await mps.tell(v2.list_clients(55))) == (100, 101)
-    assert told(mps)[-4:-2] == [
-        "set_default_device_pinned_mem_limit 0 3072M",
-        "set_default_active_thread_percentage 30",
-    ]
+    for command, answer in ANSWERS:
+        assert (await mps.tell(tuple(command.split()))).strip() == answer, command
+
+
+@pytest.mark.parametrize("which", OLDER)
+async def test_refusals_of_protocol_2(daemon: Make, which: Which) -> None:
+    mps = daemon(which)
+    await mps.start()
+    for command, words in REFUSALS:
+        with pytest.raises(MpsError, match="refused") as refused:
+            await mps.tell(tuple(command.split()))
+        assert words in str(refused.value).replace("\\", "")
+    assert await mps.health() is MpsHealth.RUNNING
+
+
+@pytest.mark.kube
+@pytest.mark.parametrize("series", SERIES)
+async def test_protocol_3_on_a_daemon_that_has_none(daemon: Make, series: str) -> None:
+    """It does not start. One that runs in protocol 2 answers every command with nothing, as if it had obeyed."""
+    newer = daemon((series, 3), multi_user=True)
+    with pytest.raises(MpsError, match="did not start"):
+        await newer.start()
+    older = daemon((series, 2))
+    await older.start()
+    newer = mps_daemon(older.pipe_directory, 3, parts=parts_or_skip(series), multi_user=True)
+    assert await newer.tell(control.create_namespace("n", server="s")) == ""
+    assert control.parse_namespaces(await newer.tell(control.list_namespaces("s"))) == ()
 
 
 async def test_namespaces_of_protocol_3(daemon: Make) -> None:
-    mps = daemon(3, multi_user=True)
+    mps = daemon((None, 3), multi_user=True)
     await mps.start()
-    assert json.loads((mps.pipe_directory / "started").read_text())["multi_user"]
-    await mps.tell(v3.create_server("card_0", devices=["GPU-1", "GPU-2"]))
-    await mps.tell(v3.create_namespace("c1", server="card_0"))
-    await mps.tell(v3.set_namespace("c1", server="card_0", memory_mib=3072, threads=25))
-    (server,) = v3.parse_servers(await mps.tell(v3.list_servers()))
-    assert (server.name, server.pid, server.pipe_directory) == ("card_0", 4000, mps.pipe_directory / "card_0")
-    default, mine = v3.parse_namespaces(await mps.tell(v3.list_namespaces("card_0")))
-    assert (default.name, default.threads) == (v3.DEFAULT_NAMESPACE, "100")
-    assert (mine.name, mine.memory_limit, mine.threads) == ("c1", "3072M", "25")
-    assert mine.pipe_directory == mps.pipe_directory / "card_0" / "c1"
-    (mps.pipe_directory / "clients").write_text("100 card_0 c1 python -c a,b\n")
-    assert [(c.pid, c.namespace) for c in v3.parse_clients(await mps.tell(v3.list_clients()))] == [(100, "c1")]
+    await mps.tell(control.create_server("s"))
+    await mps.tell(control.create_namespace("c1", server="s"))
+    await mps.tell(control.set_namespace("c1", server="s", memory_mib=3072, threads=25))
+    assert control.parse_servers(await mps.tell(control.list_servers())) == ("s",)
+    default, mine = control.parse_namespaces(await mps.tell(control.list_namespaces("s")))
+    assert (default.name, default.threads) == (control.DEFAULT_NAMESPACE, "100")
+    assert (mine.name, mine.memory_limit, mine.threads) == ("c1", "3G", "25")
+    (mps.pipe_directory / "clients").write_text("100 s c1 python -c a,b\n")
     with pytest.raises(MpsError, match="active clients"):
-        await mps.tell(v3.set_namespace("c1", server="card_0", threads=50))
+        await mps.tell(control.set_namespace("c1", server="s", threads=50))
     with pytest.raises(MpsError, match="active clients"):
-        await mps.tell(v3.delete_namespace("c1", server="card_0"))
-    await mps.tell(v3.terminate_client(100))
-    await mps.tell(v3.delete_namespace("c1", server="card_0"))
-    assert len(v3.parse_namespaces(await mps.tell(v3.list_namespaces("card_0")))) == 1
+        await mps.tell(control.delete_namespace("c1", server="s"))
+    (mps.pipe_directory / "clients").unlink()
+    await mps.tell(control.delete_namespace("c1", server="s"))
+    assert len(control.parse_namespaces(await mps.tell(control.list_namespaces("s")))) == 1
 
 
 async def test_many_commands_at_once(daemon: Make) -> None:
-    mps = daemon(3)
+    mps = daemon((None, 3))
     await mps.start()
-    await mps.tell(v3.create_server("s"))
-    await asyncio.gather(*(mps.tell(v3.create_namespace(f"n{number}", server="s")) for number in range(12)))
-    spaces = v3.parse_namespaces(await mps.tell(v3.list_namespaces("s")))
+    await mps.tell(control.create_server("s"))
+    await asyncio.gather(*(mps.tell(control.create_namespace(f"n{number}", server="s")) for number in range(12)))
+    spaces = control.parse_namespaces(await mps.tell(control.list_namespaces("s")))
     assert sorted(space.name for space in spaces) == sorted(["default", *(f"n{number}" for number in range(12))])
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
 async def test_a_refused_command_names_the_reason(daemon: Make, protocol: Literal[2, 3]) -> None:
-    mps = daemon(protocol)
+    mps = daemon((None, protocol))
     await mps.start()
-    command = v2.set_default_threads(5) if protocol == 2 else v3.create_server("s")
+    command = ("start_server", "-uid", "0") if protocol == 2 else control.create_server("s")
     (mps.pipe_directory / "refuse").write_text(command[0] + "\n")
-    with pytest.raises(MpsError, match="not now"):
+    with pytest.raises(MpsError, match="Insufficient privileges"):
         await mps.tell(command)
 
 
 async def test_a_daemon_that_dies_of_a_command(daemon: Make) -> None:
-    mps = daemon(3)
+    mps = daemon((None, 3))
     await mps.start()
     (mps.pipe_directory / "die").touch()
     with pytest.raises(NoMpsDaemonError, match="start it"):
-        await mps.tell(v3.create_server("s"))
+        await mps.tell(control.create_server("s"))
     (mps.pipe_directory / "die").unlink()
     assert await mps.start()
-    assert v3.parse_servers(await mps.tell(v3.list_servers())) == ()
+    assert control.parse_servers(await mps.tell(control.list_servers())) == ()
 
 
-async def test_a_cancelled_command_leaves_no_process(daemon: Make) -> None:
-    mps = daemon(3)
+@pytest.mark.parametrize("which", ALL)
+async def test_a_cancelled_command_leaves_no_process(daemon: Make, which: Which) -> None:
+    mps = daemon(which)
     await mps.start()
-    (mps.pipe_directory / "mute").touch()
-    before = children()
-    telling = asyncio.create_task(mps.tell(v3.list_servers()))
-    await asyncio.to_thread(wait_for, lambda: children() != before, "started")
-    telling.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await telling
-    assert children() == before
+    with stopped(mps):
+        before = children()
+        telling = asyncio.create_task(mps.tell(LIST[mps.protocol]))
+        await asyncio.to_thread(wait_for, lambda: children() != before, "started")
+        telling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await telling
+        assert children() == before
 
 
-async def test_a_silent_daemon(daemon: Make) -> None:
+@pytest.mark.parametrize("which", ALL)
+async def test_a_silent_daemon(daemon: Make, which: Which) -> None:
     """It holds the socket and does not answer: not absent, so it must not simply be started over."""
-    mps = daemon(3)
+    mps = daemon(which)
     await mps.start()
-    (mps.pipe_directory / "mute").touch()
-    with pytest.raises(MpsError, match="does not answer"):
-        await mps.tell(v3.list_servers(), patience=0.3)
-    hasty = the_daemon(mps.pipe_directory, 3, patience=0.3)
-    assert await hasty.health() is Health.SILENT
+    hasty = daemon(which, patience=0.3)
+    with stopped(mps):
+        with pytest.raises(MpsError, match="does not answer"):
+            await hasty.tell(LIST[mps.protocol])
+        assert await hasty.health() is MpsHealth.SILENT
+    assert await mps.health() is MpsHealth.RUNNING
 
 
 async def test_the_program_is_missing(tmp_path: Path) -> None:
     mps = MpsDaemon(
         pipe_directory=tmp_path / "p", log_directory=tmp_path / "l", environment={}, program=str(tmp_path / "none")
     )
-    assert await mps.health() is Health.ABSENT
+    assert await mps.health() is MpsHealth.ABSENT
     with pytest.raises(MpsError, match="comes with NVIDIA's driver"):
         await mps.start()
 
@@ -217,4 +271,4 @@ def test_paths_and_modes_that_cannot_work(tmp_path: Path) -> None:
 
 async def test_words_that_would_be_two_commands(daemon: Make) -> None:
     with pytest.raises(MpsError, match="cannot be part"):
-        await daemon(2).tell(("quit\nget_server_list",))
+        await daemon().tell(("quit\nget_server_list",))

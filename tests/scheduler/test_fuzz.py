@@ -132,7 +132,7 @@ def test_mutated_nodes_and_pods_on_the_watch() -> None:
             continue
         assert {(card.uuid, card.pods) for card in state.engine.ledger.over_booked()} == over
         if allocation is None:
-            diagnose(state.engine.ledger, state.engine.class_of(state.request(pod)), verdict)
+            diagnose(state.engine, state.request(pod), verdict)
         else:
             placed += 1
             state.cancel(pod.metadata.uid)

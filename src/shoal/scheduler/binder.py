@@ -85,12 +85,12 @@ class Binder:
 
     async def _bind(self, pod: Pod, allocation: Allocation) -> None:
         uid, node = pod.metadata.uid, allocation.node
-        node_books = self._state.engine.ledger.node(node)
-        if node_books is None or node_books.inventory is None:
+        node_ledger = self._state.engine.ledger.node(node)
+        if node_ledger is None or node_ledger.inventory is None:
             self._state.cancel(uid)
             raise BindError(f"node {node} is gone")
         annotations = annotations_of(
-            pod, allocation, inventory=node_books.inventory, unit=self._state.unit, now_ns=self._now_ns()
+            pod, allocation, inventory=node_ledger.inventory, unit=self._state.unit, now_ns=self._now_ns()
         )
         if annotations:
             self._state.write(uid, annotations)

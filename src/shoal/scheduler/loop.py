@@ -373,8 +373,7 @@ class Loop:
             return known[1]
         if len(self._diagnoses) >= _DIAGNOSES:
             self._diagnoses.clear()
-        engine = self._state.engine
-        diagnosis = diagnose(engine.ledger, engine.class_of(self._state.request(pod)), verdict)
+        diagnosis = diagnose(self._state.engine, self._state.request(pod), verdict)
         self._diagnoses[waiting.template] = version, diagnosis
         return diagnosis
 

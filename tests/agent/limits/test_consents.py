@@ -22,8 +22,8 @@ from shoal.model.contract import nvidia, shoal
 from shoal.model.gpu import Gpu
 from shoal.model.request import Share
 from tests.embedded.conftest import api, client  # noqa: F401 - fixtures
-from tests.gpu.test_mps_daemon import the_daemon
 from tests.kube.waiting import until
+from tests.testbed.mps.daemons import mps_daemon
 
 OLD = Driver("550.54", (12, 4))
 #: Nobody is there: what a container gets is said without the daemon.
@@ -45,7 +45,7 @@ def limits(
         program=tmp_path / "hook",
         door=tmp_path / "door",
         cgroups=tmp_path,
-        mps=Mps(the_daemon(PIPE, protocol, multi_user=protocol == 3)),
+        mps=Mps(mps_daemon(PIPE, protocol, multi_user=protocol == 3)),
         exclusive=False,
         isolated=lambda: True,
         may_meet=lambda namespace: namespace == FRIEND,
@@ -71,7 +71,7 @@ def test_who_opted_in_is_a_client(tmp_path: Path, share: Share) -> None:
     assert env_of(node, FRIEND, share)[nvidia.ENV_MPS_MEMORY_LIMIT] == "0=3072M"
 
 
-def test_shares_of_others_are_counted_and_do_not_reach_the_daemon(tmp_path: Path) -> None:
+def test_shares_of_others_are_counted_and_do_not_reach_mps_daemon(tmp_path: Path) -> None:
     node = limits(tmp_path)
     edits = node.edits(start(node, STRANGER, MEMORY))
     assert edits.mounts == ()

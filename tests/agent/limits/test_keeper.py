@@ -15,7 +15,7 @@ import yaml
 
 from tests.agent.real.conftest import describe_machine
 from tests.gpu.conftest import nvml_library  # noqa: F401 - fixture
-from tests.gpu.test_mps_daemon import PROGRAM
+from tests.testbed.mps.daemons import STAND_IN
 from tests.testbed.nvml.shim import Shim
 from tests.testbed.waiting import wait_for
 
@@ -62,7 +62,7 @@ def keeper(nvml_library: Path, tmp_path: Path) -> Iterator[Keeper]:  # noqa: F81
 
 
 def test_daemon_is_kept_and_outlives_its_keeper(keeper: Keeper, tmp_path: Path) -> None:
-    process = keeper.start(mpsProgram=str(PROGRAM), mpsLogDirectory=str(tmp_path / "log"))
+    process = keeper.start(mpsProgram=str(STAND_IN), mpsLogDirectory=str(tmp_path / "log"))
     wait_for(lambda: keeper.pid > 0, "running")
     first = keeper.pid
     os.kill(first, signal.SIGKILL)

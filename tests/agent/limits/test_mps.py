@@ -15,12 +15,13 @@ import pytest
 from shoal.agent.errors import RefusedError
 from shoal.agent.limits.mps import SERVER, Mps, namespace_of, set_exclusive, set_open
 from shoal.agent.limits.tiers import Walls
+from shoal.gpu import mps as control
 from shoal.gpu.describe import parse_cards
-from shoal.gpu.mps import v3
-from shoal.gpu.mps.daemon import MpsDaemon
+from shoal.gpu.mps import MpsDaemon
 from shoal.gpu.protocol import ComputeMode
 from shoal.gpu.simulated import SimulatedNvml
-from tests.gpu.test_mps_daemon import kill, the_daemon, told
+from tests.testbed.mps.daemons import ended_with_us, kill, mps_daemon, pid_of, stopped, told
+from tests.testbed.nvidia import SERIES, parts_or_skip
 from tests.testbed.waiting import wait_for
 
 CARD, OTHER = "GPU-1", "GPU-2"
@@ -32,7 +33,7 @@ class Cared:
 
     def __init__(self, pipe: Path, protocol: Literal[2, 3], look_seconds: float) -> None:
         self.changes = asyncio.Event()
-        daemon = the_daemon(pipe, protocol, multi_user=protocol == 3)
+        daemon = mps_daemon(pipe, protocol, multi_user=protocol == 3)
         self.mps = Mps(daemon, changed=self.changes.set, look_seconds=look_seconds)
         self.task = asyncio.create_task(self.mps.run())
 
@@ -61,15 +62,14 @@ async def care() -> AsyncIterator[Care]:
     yield make
     for each in made:
         await each.leave()
-        (each.mps.daemon.pipe_directory / "mute").unlink(missing_ok=True)
         (each.mps.daemon.pipe_directory / "refuse").unlink(missing_ok=True)
         await each.mps.daemon.quit()
     shutil.rmtree(folder)
 
 
 async def namespaces(mps: Mps) -> dict[str, tuple[str, str]]:
-    answer = v3.parse_namespaces(await mps.daemon.tell(v3.list_namespaces(SERVER)))
-    return {one.name: (one.memory_limit, one.threads) for one in answer if one.name != v3.DEFAULT_NAMESPACE}
+    answer = control.parse_namespaces(await mps.daemon.tell(control.list_namespaces(SERVER)))
+    return {one.name: (one.memory_limit, one.threads) for one in answer if one.name != control.DEFAULT_NAMESPACE}
 
 
 def limited(mps: Mps) -> int:
@@ -123,13 +123,13 @@ async def test_daemon_outlives_the_agent_with_its_namespaces(care: Care) -> None
     first = care()
     name = namespace_of("uid", "main", SHARE)
     await first.mps.prepare(name, SHARE)
-    pid = (first.mps.daemon.pipe_directory / "nvidia-cuda-mps-control.pid").read_text()
+    pid = pid_of(first.mps.daemon)
     await first.leave()
     second = care()
     await second.mps.keep_only({name: SHARE})
     await second.until(lambda: not second.mps.fault)
     assert set(await namespaces(second.mps)) == {name}
-    assert (second.mps.daemon.pipe_directory / "nvidia-cuda-mps-control.pid").read_text() == pid
+    assert pid_of(second.mps.daemon) == pid
     assert sum(line.startswith("namespace create") for line in told(second.mps.daemon)) == 1
 
 
@@ -182,7 +182,7 @@ async def test_containers_that_give_way(care: Care) -> None:
 async def test_daemon_of_somebody_else(care: Care, tmp_path: Path) -> None:
     """It is not started here, and used once it runs. What it shares with clients is for all users."""
     daemon, changed, shared = care(3).mps.daemon, asyncio.Event(), tmp_path / "deep" / "shm"
-    elsewhere = the_daemon(daemon.pipe_directory.parent / "other", 3, multi_user=True)
+    elsewhere = mps_daemon(daemon.pipe_directory.parent / "other", 3, multi_user=True)
     mps = Mps(elsewhere, changed=changed.set, starts=False, shared_memory=shared, look_seconds=0.1)
     task = asyncio.create_task(mps.run())
     await changed.wait()
@@ -204,30 +204,74 @@ async def test_daemon_of_somebody_else(care: Care, tmp_path: Path) -> None:
 async def test_silent_daemon_is_told_and_not_killed(care: Care) -> None:
     cared = care(look_seconds=0.1)
     await cared.until(lambda: not cared.mps.fault)
-    pid = int((cared.mps.daemon.pipe_directory / "nvidia-cuda-mps-control.pid").read_text())
     cared.mps.daemon._patience = 0.5
-    (cared.mps.daemon.pipe_directory / "mute").touch()
-    await cared.until(lambda: cared.mps.failing)
-    assert "drain the node" in cared.mps.fault
-    os.kill(pid, 0)
-    with pytest.raises(RefusedError, match="does not answer"):
-        await cared.mps.prepare("n_1", SHARE)
-    (cared.mps.daemon.pipe_directory / "mute").unlink()
+    with stopped(cared.mps.daemon):
+        pid = pid_of(cared.mps.daemon)
+        await cared.until(lambda: cared.mps.failing)
+        assert "drain the node" in cared.mps.fault
+        os.kill(pid, 0)
+        with pytest.raises(RefusedError, match="does not answer"):
+            await cared.mps.prepare("n_1", SHARE)
     cared.mps.daemon._patience = 60
     await cared.until(lambda: not cared.mps.fault)
 
 
-async def test_namespace_without_its_limits_is_not_left(care: Care) -> None:
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("refuse", "Insufficient privileges"),
+        ("ignore", "the memory limit of MPS namespace n_1 is .-., not 3072M"),
+    ],
+)
+async def test_namespace_without_its_limits_is_not_left(care: Care, how: str, reason: str) -> None:
+    """Whether the daemon refuses the limits in words or in silence."""
     cared = care()
     await cared.until(lambda: not cared.mps.fault)
-    refuse = cared.mps.daemon.pipe_directory / "refuse"
+    refuse = cared.mps.daemon.pipe_directory / how
     refuse.write_text("namespace set\n")
-    with pytest.raises(RefusedError, match="could not be made"):
+    with pytest.raises(RefusedError, match=f"could not be made: .*{reason}"):
         await cared.mps.prepare("n_1", SHARE)
     refuse.unlink()
+    await cared.until(lambda: not cared.mps.fault)
     await cared.mps.prepare("n_1", SHARE)
     assert len(await namespaces(cared.mps)) == 1
     assert sum(line.startswith("namespace create n_1") for line in told(cared.mps.daemon)) >= 2
+
+
+async def test_namespace_that_is_not_made_keeps_a_container_from_starting(care: Care) -> None:
+    cared = care()
+    await cared.until(lambda: not cared.mps.fault)
+    (cared.mps.daemon.pipe_directory / "ignore").write_text("namespace create\nnamespace set\nnamespace delete\n")
+    with pytest.raises(RefusedError, match="told to make namespace n_1 and has none"):
+        await cared.mps.prepare("n_1", SHARE)
+
+
+async def test_limits_that_somebody_changed_keep_a_container_from_starting(care: Care) -> None:
+    cared = care()
+    await cared.mps.prepare("n_1", SHARE)
+    await cared.mps.daemon.tell(control.set_namespace("n_1", server=SERVER, memory_mib=4096))
+    with pytest.raises(RefusedError, match=r"is .4G., not 3072M"):
+        await cared.mps.prepare("n_1", SHARE)
+    await cared.mps.daemon.tell(control.set_namespace("n_1", server=SERVER, memory_mib=3072, threads=100))
+    with pytest.raises(RefusedError, match=r"has .100. percent of the threads, not 25"):
+        await cared.mps.prepare("n_1", SHARE)
+
+
+@pytest.mark.kube
+@pytest.mark.parametrize("series", SERIES)
+async def test_no_container_starts_on_a_daemon_without_namespaces(series: str) -> None:
+    """NVIDIA's own of an older driver runs already, and takes commands of protocol 3 without a word."""
+    parts = parts_or_skip(series)
+    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
+        pipe = Path(folder) / "p"
+        with ended_with_us(pipe, parts):
+            await mps_daemon(pipe, 2, parts=parts).start()
+            mps = Mps(mps_daemon(pipe, 3, parts=parts, multi_user=True))
+            task = asyncio.create_task(mps.run())
+            with pytest.raises(RefusedError, match="told to make namespace n_1 and has none"):
+                await mps.prepare("n_1", SHARE)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_unequal_shares_are_refused(care: Care) -> None:

@@ -15,9 +15,9 @@ from shoal.model.contract import gpushare, keti, nvidia, shoal
 from tests.agent.hook import build
 from tests.agent.lab import CLIENTS, MEMORY, TELL, WHOLE
 from tests.agent.real.conftest import NewLab, RealLab
-from tests.gpu.test_mps_daemon import PROGRAM as CONTROL
 from tests.kubelet.pods import container, container_status
 from tests.testbed.cgroups import hierarchies
+from tests.testbed.mps.daemons import STAND_IN as CONTROL
 from tests.testbed.waiting import wait_for
 
 #: Where a pod mounts the host's directory of MPS, and prints what it finds there.

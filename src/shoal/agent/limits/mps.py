@@ -1,8 +1,9 @@
 """Looks after the node's MPS daemon: starts it, sees that it answers, and gives containers their part of it.
 
-With protocol 3 each container has a namespace with its limits, and sees that directory alone. With protocol 2 limits
-stand in the container's environment. A daemon that runs is taken as it is, and never stopped here: its end would be the
-end of its clients. One that answers no more is told, and not killed.
+With protocol 3 each container has a namespace with its limits, and sees that directory alone. The limits are read back
+before the container starts, since a daemon may refuse in silence; another amount keeps it from starting. With protocol
+2 limits stand in the container's environment. A daemon that runs is taken as it is, and never stopped here: its end
+would be the end of its clients. One that answers no more is told, and not killed.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Final
 
 from shoal.agent.errors import RefusedError
 from shoal.agent.limits.tiers import Walls
+from shoal.gpu import mps as control
 from shoal.gpu.errors import GpuError, MpsError, NoMpsDaemonError
-from shoal.gpu.mps import v2, v3
-from shoal.gpu.mps.daemon import Health, MpsDaemon
+from shoal.gpu.mps import MpsDaemon, MpsHealth, MpsNamespace
 from shoal.gpu.protocol import ComputeMode, Nvml
 from shoal.kubelet.cdi import ContainerEdits, Mount
 from shoal.model.contract import nvidia
@@ -104,12 +105,12 @@ class Mps:
     async def _look(self) -> None:
         self._share_memory()
         health = await self.daemon.health()
-        if health is Health.SILENT:
+        if health is MpsHealth.SILENT:
             raise MpsError(
                 f"the daemon in {self.daemon.pipe_directory} does not answer; it is not ended, since its clients would "
                 "end with it: drain the node and restart it"
             )
-        if health is Health.ABSENT:
+        if health is MpsHealth.ABSENT:
             if not self._starts:
                 raise MpsError(
                     f"no daemon runs in {self.daemon.pipe_directory}, and it is not started here: see to it that "
@@ -154,7 +155,7 @@ class Mps:
         else:
             mounts = [Mount(str(pipe), str(pipe), _OPTIONS)]
             memory = {number: walls.memory_mib[uuid] for number, uuid in enumerate(cards) if uuid in walls.memory_mib}
-            env = v2.client_environment(pipe, memory_mib=memory, threads=walls.threads, yields=walls.yields)
+            env = control.client_environment(pipe, memory_mib=memory, threads=walls.threads, yields=walls.yields)
         if self._shared_memory is not None:
             mounts.append(Mount(str(self._shared_memory), _SHARED_MEMORY, _OPTIONS))
         return ContainerEdits(env=tuple(f"{key}={value}" for key, value in env.items()), mounts=tuple(mounts))
@@ -173,7 +174,7 @@ class Mps:
         async with self._lock:
             self._wanted[name] = walls
             try:
-                await self._make()
+                _check(await self._make(), name, walls)
             except MpsError as error:
                 self._look_now.set()
                 raise RefusedError(f"its MPS namespace could not be made: {error}") from error
@@ -194,41 +195,67 @@ class Mps:
 
     async def _drop(self) -> None:
         """Remove what is there and not wanted. One that cannot go yet does not hold up the others."""
-        for name in sorted(await self._present() - set(self._wanted) - {v3.DEFAULT_NAMESPACE}):
+        for name in sorted(set(await self._present()) - set(self._wanted) - {control.DEFAULT_NAMESPACE}):
             try:
-                await self.daemon.tell(v3.delete_namespace(name, server=SERVER))
+                await self.daemon.tell(control.delete_namespace(name, server=SERVER))
                 log.info("the MPS namespace %s is removed", name)
             except NoMpsDaemonError:
                 raise
             except MpsError as error:
                 log.info("the MPS namespace %s is left for now: %s", name, error)
 
-    async def _make(self) -> None:
-        """Make what is wanted and not there: nothing outlives a daemon."""
-        servers = v3.parse_servers(await self.daemon.tell(v3.list_servers()))
-        if SERVER not in {server.name for server in servers}:
-            await self.daemon.tell(v3.create_server(SERVER))
+    async def _make(self) -> dict[str, MpsNamespace]:
+        """Make what is wanted and not there, since nothing outlives a daemon; all namespaces as they are then."""
+        if SERVER not in control.parse_servers(await self.daemon.tell(control.list_servers())):
+            await self.daemon.tell(control.create_server(SERVER))
         present = await self._present()
-        for name, walls in self._wanted.items():
-            if name in present:
-                continue
-            await self.daemon.tell(v3.create_namespace(name, server=SERVER))
-            memory = min(walls.memory_mib.values(), default=None)
-            if memory is None and walls.threads is None and not walls.yields:
-                continue
+        made = {name: walls for name, walls in self._wanted.items() if name not in present}
+        for name, walls in made.items():
+            await self.daemon.tell(control.create_namespace(name, server=SERVER))
             try:
-                limits = v3.set_namespace(
+                await self._limit(name, walls)
+            except MpsError:
+                await self._discard(name)
+                raise
+        if made:
+            present = await self._present()
+        for name, walls in made.items():
+            try:
+                _check(present, name, walls)
+            except MpsError:
+                await self._discard(name)
+                raise
+        return present
+
+    async def _limit(self, name: str, walls: Walls) -> None:
+        memory = _memory(walls)
+        if memory is not None or walls.threads is not None or walls.yields:
+            await self.daemon.tell(
+                control.set_namespace(
                     name, server=SERVER, memory_mib=memory, threads=walls.threads, yields=walls.yields
                 )
-                await self.daemon.tell(limits)
-            except MpsError:
-                # One without its limits must not be found, and taken for ready, the next time.
-                await self.daemon.tell(v3.delete_namespace(name, server=SERVER, force=True))
-                raise
+            )
 
-    async def _present(self) -> set[str]:
-        answer = await self.daemon.tell(v3.list_namespaces(SERVER))
-        return {namespace.name for namespace in v3.parse_namespaces(answer)}
+    async def _discard(self, name: str) -> None:
+        """Remove a namespace without its limits: it must not be found, and taken for ready, the next time."""
+        await self.daemon.tell(control.delete_namespace(name, server=SERVER, force=True))
+
+    async def _present(self) -> dict[str, MpsNamespace]:
+        answer = await self.daemon.tell(control.list_namespaces(SERVER))
+        return {namespace.name: namespace for namespace in control.parse_namespaces(answer)}
+
+
+def _check(present: Mapping[str, MpsNamespace], name: str, walls: Walls) -> None:
+    """MpsError unless the daemon tells of the namespace with these limits."""
+    if name not in present:
+        raise MpsError(f"the MPS daemon was told to make namespace {name} and has none: see its log")
+    if difference := present[name].difference(memory_mib=_memory(walls), threads=walls.threads):
+        raise MpsError(f"{difference}: see the log of the MPS daemon")
+
+
+def _memory(walls: Walls) -> int | None:
+    """The one limit of a namespace in MiB: it holds for each card."""
+    return min(walls.memory_mib.values(), default=None)
 
 
 def set_exclusive(nvml: Nvml, uuids: Iterable[str]) -> None:

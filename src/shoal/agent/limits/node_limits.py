@@ -21,7 +21,7 @@ from shoal.agent.limits.mps import Mps, namespace_of, set_exclusive, set_open
 from shoal.agent.limits.tiers import STRENGTH, IsolationSetting, Means, Walls, chosen, walls
 from shoal.agent.node.cards import NodeCards
 from shoal.gpu.errors import GpuError, MpsError
-from shoal.gpu.mps.daemon import MpsDaemon
+from shoal.gpu.mps import MpsDaemon
 from shoal.gpu.protocol import LIMITING_CUDA, Driver, Nvml, Survey
 from shoal.kube.client import Client
 from shoal.kube.objects.node import Namespace

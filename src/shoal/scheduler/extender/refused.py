@@ -96,10 +96,9 @@ class RefusedPods:
 
     def _fitting(self, request: Request) -> BoolArray:
         try:
-            fits: BoolArray = self._state.engine.worths(request) > -np.inf
+            return self._state.engine.fits(request)
         except PolicyError:
             return np.zeros(0, np.bool_)  # told when it is asked for
-        return fits
 
 
 #: Longer than a watch lags unless it is broken.

@@ -74,10 +74,10 @@ class BindVerb:
         return allocation
 
     def _refusal(self, pod: Pod, node: str) -> str:
-        engine = self._state.engine
-        state, pod_class = engine.ledger.node(node), engine.class_of(self._state.request(pod))
-        detail = "" if state is None else node_refusal(state, pod_class)
-        return f"{shortage(pod_class)}: {detail or node}"
+        engine, request = self._state.engine, self._state.request(pod)
+        known = engine.ledger.node(node)
+        detail = "" if known is None else node_refusal(engine, known, request)
+        return f"{shortage(engine.class_of(request))}: {detail or node}"
 
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,6 @@ from shoal.placement.columns import BoolArray
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.preemption.search import (
     DisruptionBudgets,
-    EngineFit,
     PodOnNode,
     PreemptionPlan,
     candidate_limit,
@@ -119,8 +118,7 @@ class Clearing:
         level = pod.spec.priority or 0
         if refusal(pod.spec.preemption_policy, priority=level) or self._state.lowest_priority() >= level:
             return None
-        engine = self._state.engine
-        cards_fit = EngineFit(engine.ledger, engine.class_of(self._state.request(pod)))
+        cards_fit = self._state.engine.fits_without(self._state.request(pod))
 
         def fits(node: str, gone: frozenset[str]) -> bool:
             row = self._state.row(node)
@@ -136,7 +134,7 @@ class Clearing:
         )
 
     def _on_node(self, node: str) -> list[PodOnNode]:
-        node_books = self._state.engine.ledger.node(node)
+        node_ledger = self._state.engine.ledger.node(node)
         return [
             PodOnNode(
                 uid=pod.metadata.uid,
@@ -145,7 +143,7 @@ class Clearing:
                 disruption_budgets=self._budgets.of(pod),
                 giving_way=pod.metadata.deletion_timestamp is not None,
             )
-            for pod in self._pods(() if node_books is None else node_books.pods)
+            for pod in self._pods(() if node_ledger is None else node_ledger.pods)
         ]
 
     def _pods(self, uids: Iterable[str]) -> list[Pod]:

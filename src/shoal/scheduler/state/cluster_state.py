@@ -303,15 +303,15 @@ class ClusterState:
             self._report(node, REASON_NODE, f"takes no GPU pods until its inventory can be read: {error}")
             self._drop(name)
             return
-        node_books = ledger.node(name)
-        assert node_books is not None
-        self.rows[name] = node_books.row
-        self.tables.set_node(node_books.row, node)
-        for uid, held in list(node_books.pods.items()):
+        node_ledger = ledger.node(name)
+        assert node_ledger is not None
+        self.rows[name] = node_ledger.row
+        self.tables.set_node(node_ledger.row, node)
+        for uid, held in list(node_ledger.pods.items()):
             seen, pod = self._seen.get(uid), self._pods.get(uid)
             if pod is None or seen is None:
                 continue
-            if seen.origin not in (Origin.OWN, Origin.NODE) or not on_its_cards(held, node_books):
+            if seen.origin not in (Origin.OWN, Origin.NODE) or not on_its_cards(held, node_ledger):
                 self._unsee(uid)
                 self._hold(pod)
         self._look_for_over_booking(name)
@@ -463,11 +463,11 @@ class ClusterState:
             self._report(pod, REASON_POD, f"runs and is not counted: {error}")
             self.engine.confirm(Booking(uid, Allocation(node, ())), Request())
             return Origin.GUESSED
-        node_books = self.engine.ledger.node(node)
+        node_ledger = self.engine.ledger.node(node)
         holding = holding_of(
             pod,
             request,
-            inventory=None if node_books is None else node_books.inventory,
+            inventory=None if node_ledger is None else node_ledger.inventory,
             unit=self.unit,
             given=self._held.cards(node, uid),
             guess=lambda: self._guess(pod, request),
@@ -486,11 +486,11 @@ class ClusterState:
 
     def _no_room(self, uid: str, allocation: Allocation) -> str:
         """Which card of a record has no room beside what containers on its node have been given, in words."""
-        node_books = self.engine.ledger.node(allocation.node)
-        if node_books is None or self._held.of(allocation.node) is None:
+        node_ledger = self.engine.ledger.node(allocation.node)
+        if node_ledger is None or self._held.of(allocation.node) is None:
             return ""
         for uuid, share in allocation.held().items():
-            card = node_books.cards.get(uuid)
+            card = node_ledger.cards.get(uuid)
             others = self._given_of(allocation.node, uuid, beside=uid)
             if card is not None and card.gpu is not None and not fits(card.gpu, others, share):
                 return (
@@ -510,9 +510,9 @@ class ClusterState:
     def _guess(self, pod: Pod, request: Request) -> Allocation:
         uid, node = pod.metadata.uid, pod.spec.node_name
         held = self.engine.ledger.booking(uid)
-        node_books = self.engine.ledger.node(node)
+        node_ledger = self.engine.ledger.node(node)
         if held is not None and held.node == node:
-            inventory = None if node_books is None else node_books.inventory
+            inventory = None if node_ledger is None else node_ledger.inventory
             return held.allocation if inventory is None else on_cards(held.allocation, inventory)
         row = self.row(node)
         if row is not None:
@@ -522,7 +522,7 @@ class ClusterState:
                 allocation = None  # told when somebody tries to place it
             if allocation is not None:
                 return allocation
-        return on_emptiest_cards(node_books, node, request)
+        return on_emptiest_cards(node_ledger, node, request)
 
     def _leave(self, uid: str, leave: Callable[[str], None], *, quietly: bool = False) -> None:
         """The pod holds nothing any more: it is gone (`engine.remove`), or waits again (`engine.release`)."""
@@ -557,11 +557,11 @@ class ClusterState:
 
     def _look_for_over_booking(self, name: str) -> None:
         """Tell of each over-booked card once, until it is sound again."""
-        node_books = self.engine.ledger.node(name)
-        if node_books is None:
+        node_ledger = self.engine.ledger.node(name)
+        if node_ledger is None:
             self._over = {card for card in self._over if card[0] != name} if self._over else self._over
             return
-        for uuid, card in node_books.cards.items():
+        for uuid, card in node_ledger.cards.items():
             over = card.over()
             if over and (name, uuid) not in self._over:
                 self._over.add((name, uuid))
@@ -570,11 +570,11 @@ class ClusterState:
                 self._over.discard((name, uuid))
 
     def _tell_over(self, name: str, uuid: str) -> None:
-        node, node_books = self._nodes.get(name), self.engine.ledger.node(name)
-        if node is None or node_books is None:
+        node, node_ledger = self._nodes.get(name), self.engine.ledger.node(name)
+        if node is None or node_ledger is None:
             return
-        card = node_books.cards[uuid]
-        pods = [self._pods.get(uid) for uid, held in node_books.pods.items() if uuid in held.allocation.held()]
+        card = node_ledger.cards[uuid]
+        pods = [self._pods.get(uid) for uid, held in node_ledger.pods.items() if uuid in held.allocation.held()]
         names = ", ".join(sorted(f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in pods if pod is not None))
         self._report(
             node,
