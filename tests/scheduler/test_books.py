@@ -21,6 +21,7 @@ from shoal.scheduler.binder import annotations_of
 from shoal.scheduler.books.books import REASON_NODE, REASON_OVER, REASON_POD, Books
 from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.queue.wake import Wake
+from tests.soak import times
 from tests.testbed.fake_nodes import node as node_object
 
 NODES = ("n0", "n1", "n2")
@@ -230,7 +231,7 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
-TestHistory.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestHistory.settings = settings(max_examples=times(40), stateful_step_count=30, deadline=None)
 
 
 # Single cases

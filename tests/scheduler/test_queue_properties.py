@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from shoal.scheduler.queue.queue import Place, Queue, Waiting
 from shoal.scheduler.queue.standing import Standing
 from shoal.scheduler.queue.wake import Wake
+from tests.soak import times
 
 UIDS = [f"p{number}" for number in range(6)]
 FACES = (Wake.CARDS_FREED, Wake.GANG)
@@ -330,7 +331,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert tried == free
 
 
-QueueMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
+QueueMachine.TestCase.settings = settings(max_examples=times(200), stateful_step_count=40)
 TestQueue = QueueMachine.TestCase
 
 
