@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.model.errors import RequestError
+from shoal.model.manifest import read_pod
 from shoal.model.pod import request_of
 from tests.admission.table import CASES, Case, every_case
 
@@ -13,10 +14,10 @@ from tests.admission.table import CASES, Case, every_case
 def test_model(case: Case) -> None:
     pod = case.object("Pod")
     if not case.refused:
-        request_of(pod, unit=case.unit)
+        request_of(read_pod(pod), unit=case.unit)
         return
     with pytest.raises(RequestError) as error:
-        request_of(pod, unit=case.unit)
+        request_of(read_pod(pod), unit=case.unit)
     assert str(error.value) == case.refused
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from shoal.model.contract import decisions, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import RequestError
+from shoal.model.manifest import read_pod
 from shoal.model.pod import request_of
 from tests.admission.table import CASES, KINDS, Case, Change, Object, denial, every_change, manifest
 from tests.testbed.apiserver import ApiServer
@@ -174,7 +175,7 @@ def test_policy_and_model_agree(guarded: ApiServer, asks: list[Object], labels: 
     containers = [{"name": f"c{n}", "image": "x", "resources": {"limits": ask}} for n, ask in enumerate(asks)]
     pod = manifest("Pod", labels=labels, annotations=annotations, spec={"containers": containers})
     try:
-        request_of(pod, unit=MemoryUnit.GIB)
+        request_of(read_pod(pod), unit=MemoryUnit.GIB)
         expected = None
     except RequestError as error:
         expected = denial("Pod", str(error))

@@ -20,8 +20,10 @@ from shoal.kube.resources import NODES, PODS, key_of, manifest_of, meta_of
 from shoal.model.bound import allocation_of
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import ModelError
+from shoal.model.manifest import pod_parts, read_pod
 from shoal.model.node import node_gpus
 from shoal.model.pod import request_of
+from shoal.model.request import Request
 from tests.cases import read_cases
 from tests.kube.objects import pod
 
@@ -46,10 +48,13 @@ def test_the_model_reads_the_same_from_the_struct(manifest: Any, unit: MemoryUni
         slim = codec_of(Pod).one(msgspec.json.encode(manifest), asked="test")
     except KubeError:
         # Not of a form that an API server ever sends; the model refuses it too.
-        assert isinstance(_outcome(lambda: request_of(manifest, unit=unit)), str)
+        assert isinstance(_outcome(lambda: request_of(read_pod(manifest), unit=unit)), str)
         return
-    expected = _outcome(lambda: request_of(manifest, unit=unit))
-    got = _outcome(lambda: request_of(manifest_of(slim), unit=unit))
+    expected = _outcome(lambda: request_of(read_pod(manifest), unit=unit))
+    got = _outcome(lambda: request_of(pod_parts(slim), unit=unit))
+    if "spec" not in manifest:
+        assert (got, expected) == (Request(), "the pod has no spec: give a Kubernetes pod object with spec.containers")
+        return  # a struct does not tell a spec that is missing from an empty one; no API server sends either
     assert got == expected or (isinstance(got, str) and isinstance(expected, str))
 
 
@@ -79,8 +84,8 @@ async def test_pods_and_nodes_of_the_real_server(client: Client, namespace: str)
     cards = node_gpus(whole_node, unit=unit)
     assert len(cards.gpus) == 2
     assert node_gpus(manifest_of(slim_node), unit=unit) == cards
-    whole = await client.get(PODS.raw, "p", namespace=namespace)
-    slim = manifest_of(await client.get(PODS, "p", namespace=namespace))
+    whole = read_pod(await client.get(PODS.raw, "p", namespace=namespace))
+    slim = pod_parts(await client.get(PODS, "p", namespace=namespace))
     request = request_of(whole, unit=unit)
     assert (request.cpu_milli, len(request.containers)) == (1600, 1)
     assert request_of(slim, unit=unit) == request

@@ -14,6 +14,7 @@ from shoal.model.contract import gpushare
 from shoal.model.contract.gpushare import BindState, MemoryUnit
 from shoal.model.errors import CodecError
 from shoal.model.gpu import Gpu, NodeGpus
+from shoal.model.manifest import read_pod
 from shoal.model.pod import request_of
 from shoal.model.request import ContainerKind, Share
 from tests.model.strategies import json_values, junk
@@ -138,37 +139,43 @@ def test_encode_refuses_what_does_not_belong_together() -> None:
 def test_decode_the_table_before_the_index() -> None:
     table = {"scheduler.framework.gpushare.allocation": '{"0":{"1":1},"1":{"1":7}}', "ALIYUN_COM_GPU_MEM_IDX": "0"}
     pod = bound_pod({"a": 1, "b": 7}, table)
-    assert allocation_of(pod, node=NODE, unit=MemoryUnit.GIB) == allocation(a={1: Share(1024)}, b={1: Share(7168)})
+    assert allocation_of(read_pod(pod), node=NODE, unit=MemoryUnit.GIB) == allocation(
+        a={1: Share(1024)}, b={1: Share(7168)}
+    )
 
 
 def test_decode_the_index_alone() -> None:
     pod = bound_pod({"a": 1, "b": 2}, {"ALIYUN_COM_GPU_MEM_IDX": "3", "ALIYUN_COM_GPU_MEM_POD": "3"})
-    assert allocation_of(pod, node=NODE, unit=MemoryUnit.GIB) == allocation(a={3: Share(1024)}, b={3: Share(2048)})
+    assert allocation_of(read_pod(pod), node=NODE, unit=MemoryUnit.GIB) == allocation(
+        a={3: Share(1024)}, b={3: Share(2048)}
+    )
     del pod["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_POD"]
-    assert allocation_of(pod, node=NODE, unit=MemoryUnit.MIB) == allocation(a={3: Share(1)}, b={3: Share(2)})
+    assert allocation_of(read_pod(pod), node=NODE, unit=MemoryUnit.MIB) == allocation(a={3: Share(1)}, b={3: Share(2)})
 
 
 def test_init_containers_are_taken_to_be_on_the_one_card() -> None:
     pod = bound_pod({"a": 2}, {"ALIYUN_COM_GPU_MEM_IDX": "1"}, init={"fetch": 4})
-    decision = allocation_of(pod, node=NODE, unit=MemoryUnit.GIB)
+    decision = allocation_of(read_pod(pod), node=NODE, unit=MemoryUnit.GIB)
     assert decision is not None
     assert [c.name for c in decision.containers] == ["fetch", "a"]
     assert decision.held() == {"GPU-1": Share(4096)}
     table = {"scheduler.framework.gpushare.allocation": '{"0":{"0":1},"1":{"1":1}}'}
-    spread = allocation_of(bound_pod({"a": 1, "b": 1}, table, init={"fetch": 4}), node=NODE, unit=MemoryUnit.GIB)
+    spread = allocation_of(
+        read_pod(bound_pod({"a": 1, "b": 1}, table, init={"fetch": 4})), node=NODE, unit=MemoryUnit.GIB
+    )
     assert spread == allocation(a={0: Share(1024)}, b={1: Share(1024)})
 
 
 def test_decode_compute() -> None:
     table = {"scheduler.framework.gpushare.allocation": '{"0":{"1":2}}'}
     pod = bound_pod({"a": 2}, table, compute={"a": 40})
-    assert allocation_of(pod, node=NODE, unit=MemoryUnit.GIB) == allocation(a={1: Share(2048, 40)})
+    assert allocation_of(read_pod(pod), node=NODE, unit=MemoryUnit.GIB) == allocation(a={1: Share(2048, 40)})
     pod["metadata"]["annotations"]["gpushare.alibabacloud.com/core-percentage"] = '{"0":{"1":35}}'
     with pytest.raises(CodecError, match="'a' another amount than it asks for"):
-        allocation_of(pod, node=NODE, unit=MemoryUnit.GIB)
+        allocation_of(read_pod(pod), node=NODE, unit=MemoryUnit.GIB)
     pod["metadata"]["annotations"]["gpushare.alibabacloud.com/core-percentage"] = '{"0":{"1":101}}'
     with pytest.raises(CodecError, match="101 percent of card 1"):
-        allocation_of(pod, node=NODE, unit=MemoryUnit.GIB)
+        allocation_of(read_pod(pod), node=NODE, unit=MemoryUnit.GIB)
 
 
 @pytest.mark.parametrize(
@@ -198,18 +205,18 @@ def test_decode_compute() -> None:
 )
 def test_broken_annotations(limits: dict[str, int], annotations: dict[str, Any], says: str) -> None:
     with pytest.raises(CodecError, match=says):
-        allocation_of(bound_pod(limits, annotations), node=NODE, unit=MemoryUnit.GIB)
+        allocation_of(read_pod(bound_pod(limits, annotations)), node=NODE, unit=MemoryUnit.GIB)
 
 
 def test_one_index_cannot_tell_several_cards() -> None:
     pod = bound_pod({"a": 4}, {"ALIYUN_COM_GPU_MEM_IDX": "1"}, cards=2)
     with pytest.raises(CodecError, match="names one card, container 'a' asks for 2"):
-        allocation_of(pod, node=NODE, unit=MemoryUnit.GIB)
+        allocation_of(read_pod(pod), node=NODE, unit=MemoryUnit.GIB)
 
 
 def test_copied_annotations_on_a_pod_that_asks_for_nothing() -> None:
     pod = bound_pod({"a": 0}, {"ALIYUN_COM_GPU_MEM_IDX": "1", "scheduler.framework.gpushare.allocation": "{"})
-    assert allocation_of(pod, node=NODE, unit=MemoryUnit.GIB) is None
+    assert allocation_of(read_pod(pod), node=NODE, unit=MemoryUnit.GIB) is None
 
 
 @st.composite
@@ -247,7 +254,7 @@ def test_reads_back(decision: tuple[dict[str, Any], Allocation, MemoryUnit], tim
         made, container_names=names, node=NODE, unit=unit, assume_time_ns=time, assigned=assigned
     )
     pod["metadata"]["annotations"] = annotations
-    assert allocation_of(pod, node=NODE, unit=unit) == made
+    assert allocation_of(read_pod(pod), node=NODE, unit=unit) == made
     assert gpushare.decode_state(annotations) == BindState(time, assigned)
     limits = [container["resources"]["limits"]["aliyun.com/gpu-mem"] for container in pod["spec"]["containers"]]
     assert annotations["ALIYUN_COM_GPU_MEM_POD"] == str(sum(limits))
@@ -255,7 +262,7 @@ def test_reads_back(decision: tuple[dict[str, Any], Allocation, MemoryUnit], tim
     if len(used) == 1:
         assert annotations["ALIYUN_COM_GPU_MEM_IDX"] == str(*used)
         del annotations["scheduler.framework.gpushare.allocation"]
-        assert allocation_of(pod, node=NODE, unit=unit) == made
+        assert allocation_of(read_pod(pod), node=NODE, unit=unit) == made
     else:
         assert "ALIYUN_COM_GPU_MEM_IDX" not in annotations
 
@@ -275,7 +282,7 @@ TABLES = st.dictionaries(
 @given(st.dictionaries(FAMILY, st.text(max_size=9) | json_values.map(json.dumps) | TABLES.map(json.dumps) | junk))
 def test_raises_nothing_but_codec_error(annotations: dict[str, Any]) -> None:
     pod = bound_pod({"a": 1, "b": 2}, compute={"a": 10})
-    request = request_of(pod, unit=MemoryUnit.GIB)
+    request = request_of(read_pod(pod), unit=MemoryUnit.GIB)
     with contextlib.suppress(CodecError):
         gpushare.decode_state(annotations)
     try:

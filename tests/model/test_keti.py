@@ -14,6 +14,7 @@ from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.contract.keti import GpuPreference, KetiPolicy, MemoryPerCard
 from shoal.model.errors import CodecError
 from shoal.model.gpu import Gpu, NodeGpus
+from shoal.model.manifest import read_pod
 from shoal.model.request import ContainerKind, Share
 from tests.model.strategies import junk
 
@@ -26,7 +27,7 @@ def pod(annotations: dict[str, Any], **counts: int) -> dict[str, Any]:
 
 
 def decode(annotations: dict[str, Any], **counts: int) -> Allocation | None:
-    return allocation_of(pod(annotations, **counts), node=NODE, unit=MemoryUnit.GIB)
+    return allocation_of(read_pod(pod(annotations, **counts)), node=NODE, unit=MemoryUnit.GIB)
 
 
 def container(name: str, cards: str, share: Share, limit: int | None = None) -> ContainerAllocation:
@@ -292,7 +293,7 @@ def test_bad_device_ids(device: str) -> None:
 def test_init_containers_have_cards_too() -> None:
     manifest = pod({"UUID": "GPU-a"}, main=1)
     manifest["spec"]["initContainers"] = [{"name": "warm", "resources": {"limits": {"keti.com/mpsgpu": 1}}}]
-    decision = allocation_of(manifest, node=NODE, unit=MemoryUnit.GIB)
+    decision = allocation_of(read_pod(manifest), node=NODE, unit=MemoryUnit.GIB)
     assert decision is not None
     assert [(c.name, c.kind) for c in decision.containers] == [
         ("warm", ContainerKind.INIT),

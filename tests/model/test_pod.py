@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import RequestError
 from shoal.model.gpu import Gpu
+from shoal.model.manifest import read_pod
 from shoal.model.pod import check_fits_some_card, request_of
 from shoal.model.request import (
     CardSelector,
@@ -52,13 +53,13 @@ def expected_request(case: dict[str, Any]) -> Request:
 
 @pytest.mark.parametrize("case", cases("accepted.yaml"))
 def test_accepted(case: dict[str, Any]) -> None:
-    assert request_of(case["pod"], unit=unit_of(case)) == expected_request(case)
+    assert request_of(read_pod(case["pod"]), unit=unit_of(case)) == expected_request(case)
 
 
 @pytest.mark.parametrize("case", cases("refused.yaml"))
 def test_refused(case: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as error:
-        request_of(case["pod"], unit=unit_of(case))
+        request_of(read_pod(case["pod"]), unit=unit_of(case))
     for words in case["says"]:
         assert str(words) in str(error.value)
 
@@ -66,7 +67,7 @@ def test_refused(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("pod", [None, [], "pod", 3, object(), {}, {"spec": None}, {"spec": []}, {"spec": "x"}])
 def test_not_a_pod(pod: Any) -> None:
     with pytest.raises(RequestError):
-        request_of(pod, unit=MemoryUnit.GIB)
+        request_of(read_pod(pod), unit=MemoryUnit.GIB)
 
 
 RESOURCES = st.sampled_from(
@@ -113,7 +114,7 @@ ALMOST_PODS = st.fixed_dictionaries(
 @given(junk | ALMOST_PODS, st.sampled_from(MemoryUnit))
 def test_raises_nothing_but_request_error(pod: Any, unit: MemoryUnit) -> None:
     try:
-        request = request_of(pod, unit=unit)
+        request = request_of(read_pod(pod), unit=unit)
     except RequestError:
         return
     # Whatever was accepted is sane: the ledger adds these numbers up without looking again.
@@ -135,7 +136,7 @@ def test_split_shares_add_up(each: int, cards: int, unit: MemoryUnit) -> None:
         "metadata": {"labels": {"aliyun.com/gpu-count": str(cards)}},
         "spec": {"containers": [{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": each * cards}}}]},
     }
-    (container,) = request_of(pod, unit=unit).containers
+    (container,) = request_of(read_pod(pod), unit=unit).containers
     assert container.gpus == cards
     assert container.share.memory_mib == each * (1024 if unit is MemoryUnit.GIB else 1)
 

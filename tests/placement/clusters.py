@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.gpu import Gpu, Link, NodeGpus
 from shoal.model.request import ANY_CARD, CardSelector, ContainerKind, ContainerRequest, Request, Share
-from shoal.placement.ledger import Booking, Ledger
+from shoal.placement.classes import PodClass
+from shoal.placement.columns import BoolArray
+from shoal.placement.engine import Engine
+from shoal.placement.ledger import Booking, Ledger, NodeLedger
+from shoal.placement.trial import Filter, NodeRefusal, Trial
 
 GIB = 1024
 WHOLE = Share(exclusive=True)
@@ -53,3 +59,24 @@ def booking(pod: str, node: str, shares: Mapping[int, Share], *, cores: float = 
     cards = tuple(CardShare(uuid_of(node, index), index, share) for index, share in shares.items())
     containers = (ContainerAllocation("main", cards, ContainerKind.APP),) if cards else ()
     return Booking(pod, Allocation(node, containers), int(cores * 1000), gib * GIB)
+
+
+def refusals(engine: Engine, asked: Request) -> dict[str, NodeRefusal]:
+    """The nodes that cannot take the pod, with the first reason of each."""
+    return {each.name: found[0] for each in engine.ledger.nodes() if (found := engine.explain(asked, each))}
+
+
+class RefusesNode(Filter):
+    """A filter as somebody may add it: it knows nothing of cards, and has no plain form."""
+
+    name = "Closed"
+    reason = "closed for the day"
+
+    def __init__(self, *nodes: str) -> None:
+        self._nodes = frozenset(nodes)
+
+    def passes(self, trial: Trial) -> BoolArray:
+        return np.array([trial.ledger.node_at(int(row)).name not in self._nodes for row in trial.rows], np.bool_)
+
+    def refusal(self, node: NodeLedger, pod_class: PodClass) -> NodeRefusal | None:
+        return NodeRefusal(self.name, self.reason) if node.name in self._nodes else None

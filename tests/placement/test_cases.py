@@ -30,16 +30,15 @@ from shoal.model.allocation import Allocation
 from shoal.model.contract import keti
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu, NodeGpus
+from shoal.model.manifest import read_pod
 from shoal.model.node import node_gpus
 from shoal.model.pod import request_of
 from shoal.model.request import Request, Share
-from shoal.placement.classes import PodClass
 from shoal.placement.engine import Engine
-from shoal.placement.explain import refusals
 from shoal.placement.ledger import Ledger
 from shoal.placement.policies import Policy, fgd_policy, keti_policy, policy_named, preferring
 from tests.cases import read_cases
-from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node
+from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node, refusals
 
 Case = dict[str, Any]
 
@@ -92,7 +91,7 @@ def ledger_for(case: Case, unit: MemoryUnit) -> Ledger:
 def requests_of(told: list[Case], unit: MemoryUnit) -> Iterator[Request]:
     for item in told:
         for _ in range(item.get("count", 1)):
-            yield request_of(item["pod"], unit=unit)
+            yield request_of(read_pod(item["pod"]), unit=unit)
 
 
 def policy_of(case: Case, unit: MemoryUnit) -> Policy:
@@ -122,8 +121,8 @@ def check_placed(allocation: Allocation | None, told: Case) -> None:
             assert {card.share for card in container.cards} == {share_of(told["shares"][container.name])}
 
 
-def check_refused(ledger: Ledger, policy: Policy, request: Request, told: Case) -> None:
-    found = refusals(ledger, policy, PodClass(request))
+def check_refused(engine: Engine, request: Request, told: Case) -> None:
+    found = refusals(engine, request)
     assert sorted(found) == sorted(told)
     for name, expected in told.items():
         refusal = found[name]
@@ -131,7 +130,7 @@ def check_refused(ledger: Ledger, policy: Policy, request: Request, told: Case) 
             assert expected in refusal.reason
             continue
         assert expected["reason"] in refusal.reason
-        books = ledger.node(name)
+        books = engine.ledger.node(name)
         assert books is not None
         says = {card.gpu.index: refusal.cards.get(card.gpu.uuid, "") for card in books.slots if card.gpu is not None}
         for index, part in expected["cards"].items():
@@ -149,11 +148,11 @@ def test_case(case: Case) -> None:
         if "leave" in told:
             engine.remove(f"pod-{told['leave']}")
             continue
-        request = request_of(told["pod"], unit=unit)
+        request = request_of(read_pod(told["pod"]), unit=unit)
         allocation = engine.place(f"pod-{place}", request)
         if "refused" in told:
             assert allocation is None
-            check_refused(ledger, engine.policy_for(request), request, told["refused"])
+            check_refused(engine, request, told["refused"])
         else:
             check_placed(allocation, told)
 

@@ -9,12 +9,10 @@ import pytest
 
 from shoal.model.allocation import Allocation
 from shoal.model.request import Request, Share
-from shoal.placement.classes import PodClass
 from shoal.placement.engine import Engine
-from shoal.placement.explain import refusals
 from shoal.placement.ledger import Ledger
 from shoal.placement.policies import policy_named
-from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node, request, uuid_of
+from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node, refusals, request, uuid_of
 from tests.placement.test_reference import World, disturb, random_nodes, random_request
 
 
@@ -39,9 +37,11 @@ def test_a_node_is_refused_exactly_when_the_engine_cannot_place_there(name: str)
             if rng.random() < 0.1:
                 disturb(ledger, world, rng)
             asked = rng.choice(requests)
-            told = refusals(ledger, engine.policy, PodClass(asked))
+            told = refusals(engine, asked)
             there = {books.name for books in ledger.nodes()}
             assert set(told) == {each for each in there if decide_on(engine, each, asked) is None}
+            without = engine.fits_without(asked)
+            assert set(told) == {each for each in there if not without(each, frozenset())}
             assert all(refusal.reason for refusal in told.values())
             placed = engine.place(str(number), asked)
             assert (placed is None) == (set(told) == there)
@@ -49,8 +49,12 @@ def test_a_node_is_refused_exactly_when_the_engine_cannot_place_there(name: str)
                 engine.remove(str(rng.randrange(number + 1)))
 
 
+def binpacking(ledger: Ledger) -> Engine:
+    return Engine(ledger, policy_named("binpack"))
+
+
 def reasons(ledger: Ledger, asked: Request) -> dict[str, str]:
-    return {name: told.reason for name, told in refusals(ledger, policy_named("binpack"), PodClass(asked)).items()}
+    return {name: told.reason for name, told in refusals(binpacking(ledger), asked).items()}
 
 
 def test_nobody_is_refused_where_all_fits() -> None:
@@ -95,7 +99,7 @@ def test_every_card_says_its_own_reason() -> None:
     ledger.confirm(booking("b", "n1", {4: Share(10 * GIB)}))
     ledger.confirm(booking("c", "n1", {4: Share(7 * GIB)}))
     ledger.confirm(booking("d", "n1", {5: Share(15 * GIB, 90)}))
-    told = refusals(ledger, policy_named("binpack"), PodClass(request(Share(2 * GIB, 20, 1))))["n1"]
+    told = refusals(binpacking(ledger), request(Share(2 * GIB, 20, 1)))["n1"]
     says = [told.cards[uuid_of("n1", index)] for index in range(6)]
     assert told.reason == "0 of 6 cards fit 2048 MiB with 20 % compute with 1 MPS clients, 1 wanted"
     assert says[0] == "unhealthy: Xid 79"
@@ -109,6 +113,6 @@ def test_every_card_says_its_own_reason() -> None:
 def test_cards_that_would_do_say_nothing() -> None:
     ledger = ledger_of(node("n1", [16, 16, 16]))
     ledger.confirm(booking("a", "n1", {1: Share(15 * GIB)}))
-    told = refusals(ledger, policy_named("binpack"), PodClass(request(Share(2 * GIB), gpus=3)))["n1"]
+    told = refusals(binpacking(ledger), request(Share(2 * GIB), gpus=3))["n1"]
     assert told.reason == "2 of 3 cards fit 2048 MiB, 3 wanted"
     assert list(told.cards) == [uuid_of("n1", 1)]

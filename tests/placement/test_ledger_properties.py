@@ -18,6 +18,7 @@ from shoal.model.bound import on_cards
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.contract.shoal import ANNOTATION_ALLOCATION, decode_allocation, encode_allocation
 from shoal.model.gpu import Gpu, NodeGpus
+from shoal.model.manifest import read_pod
 from shoal.model.pod import request_of
 from shoal.model.request import ContainerKind, Share
 from shoal.placement.engine import Engine
@@ -179,7 +180,7 @@ def pod_of(booking: Booking) -> dict[str, object]:
 def booking_of(pod: str, manifest: dict[str, object], node: NodeGpus) -> Booking:
     metadata: Any = manifest["metadata"]
     allocation = on_cards(decode_allocation(metadata["annotations"][ANNOTATION_ALLOCATION]), node)
-    asked = request_of(manifest, unit=MemoryUnit.GIB)
+    asked = request_of(read_pod(manifest), unit=MemoryUnit.GIB)
     return Booking(pod, allocation, asked.cpu_milli, asked.memory_mib)
 
 

@@ -133,7 +133,7 @@ def test_mutated_nodes_and_pods_on_the_watch() -> None:
             continue
         assert {(card.uuid, card.pods) for card in books.engine.ledger.over_booked()} == over
         if allocation is None:
-            diagnose(books.engine.ledger, books.engine.class_of(books.request(pod)), verdict)
+            diagnose(books.engine, books.request(pod), verdict)
         else:
             placed += 1
             books.cancel(pod.metadata.uid)

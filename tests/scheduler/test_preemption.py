@@ -15,10 +15,9 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.objects.policy import PodDisruptionBudget
 from shoal.kube.resources import POD_DISRUPTION_BUDGETS
 from shoal.model.request import Request, Share
-from shoal.placement.classes import PodClass
+from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
 from shoal.scheduler.preemption.search import (
-    EngineFit,
     OnNode,
     Plan,
     allowances,
@@ -42,7 +41,7 @@ def chosen(
     return choose(
         pods,
         pods_on=lambda name: list(pods[name]),
-        fits=EngineFit(ledger, PodClass(asked)),
+        fits=Engine(ledger).fits_without(asked),
         priority=priority,
         budgets=budgets or {},
         limit=limit,
@@ -205,7 +204,7 @@ def test_who_may_not_make_others_give_way() -> None:
 
 def test_asking_leaves_the_books_alone_and_follows_them() -> None:
     ledger = one_card(("a", Share(16 * GIB)))
-    fits = EngineFit(ledger, PodClass(request(Share(8 * GIB))))
+    fits = Engine(ledger).fits_without(request(Share(8 * GIB)))
     assert not fits("n1", frozenset())
     assert fits("n1", frozenset({"a", "unknown"}))
     assert not fits("n1", frozenset())
@@ -224,7 +223,7 @@ def test_asking_leaves_the_books_alone_and_follows_them() -> None:
 def test_sick_and_over_booked_cards() -> None:
     ledger = one_card(("a", Share(8 * GIB)))
     ledger.confirm(booking("b", "n1", {0: Share(10 * GIB)}))
-    fits = EngineFit(ledger, PodClass(request(Share(4 * GIB))))
+    fits = Engine(ledger).fits_without(request(Share(4 * GIB)))
     assert not fits("n1", frozenset())
     assert fits("n1", frozenset({"a"}))
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.model.request import Request, Share
-from shoal.placement.classes import PodClass
-from shoal.scheduler.preemption.search import EngineFit, OnNode, Plan, choose
+from shoal.placement.engine import Engine
+from shoal.scheduler.preemption.search import OnNode, Plan, choose
 from tests.placement.clusters import GIB, WHOLE, booking, ledger_of, node, request
 
 CARD = 8 * GIB
@@ -147,7 +147,7 @@ def plan_for(cluster: Sequence[Place], asked: Request, budgets: Mapping[Hashable
     return choose(
         pods,
         pods_on=pods.__getitem__,
-        fits=EngineFit(ledger, PodClass(asked)),
+        fits=Engine(ledger).fits_without(asked),
         priority=PRIORITY,
         budgets=dict(budgets),
         limit=len(cluster),
@@ -196,7 +196,7 @@ def test_the_books_without_some_pods_say_what_fits(place: Place, asked: Request,
     ledger = ledger_of(node("n1", [CARD / GIB] * place.cards))
     for held in place.held:
         ledger.assume(booking(held.pod.uid, "n1", held.shares))
-    engine_fit = EngineFit(ledger, PodClass(asked))
+    engine_fit = Engine(ledger).fits_without(asked)
     uids = [held.pod.uid for held in place.held]
     for _ in range(4):
         away = data.draw(st.frozensets(st.sampled_from(uids)) if uids else st.just(frozenset()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
@@ -11,12 +13,9 @@ from shoal.model.allocation import Allocation
 from shoal.placement.classes import PodClass
 from shoal.placement.columns import WHOLE, BoolArray, FloatArray
 from shoal.placement.ledger import CardLedger, NodeLedger
-from shoal.placement.policies import CARD_FIT, FILTERS
+from shoal.placement.trial import NodeRefusal
 from shoal.scheduler.feasibility.feasibility import Verdict
-from shoal.scheduler.telling.words import CARDS
 
-#: The name under which the engine's own look at CPU and memory stands beside kube-scheduler's filters.
-RESOURCES = "NodeResourcesFit"
 #: A node that is kept for a more important pod.
 CLEARED = "Preemption"
 
@@ -73,7 +72,7 @@ def by_node(dry_run: DryRun, pod: Pod, *, details: int) -> list[NodeAnswer]:
     allowed = dry_run.allowed(pod, verdict)[:rows]
     worths = engine.worths(request)
     favour = None if verdict.favour is None else verdict.favour[:rows]
-    order = _order(dry_run, engine.class_of(request), allowed, worths, favour)
+    order = _order(dry_run, engine.class_of(request), allowed, allowed & engine.fits(request), worths, favour)
     told = _NodeAnswers(dry_run, pod, verdict, worths, favour)
     return [told.node(row, cards=place < details) for place, row in enumerate(order)]
 
@@ -84,21 +83,21 @@ class _NodeAnswers:
     def __init__(
         self, dry_run: DryRun, pod: Pod, verdict: Verdict, worths: FloatArray, favour: FloatArray | None
     ) -> None:
-        self._picture = dry_run
+        self._dry_run = dry_run
         self._request = dry_run.check(pod)
-        self._class = dry_run.engine.class_of(self._request)
         self._verdict = verdict
         self._worths = worths
         self._favour = favour
         self._promised = dict(dry_run.promised(pod))
 
     def node(self, row: int, *, cards: bool) -> NodeAnswer:
-        node = self._picture.engine.ledger.node_at(row)
-        told = card_answers(node, self._class) if cards else ()
-        refused = self._refused(row, node)
+        node = self._dry_run.engine.ledger.node_at(row)
+        refusals = self._dry_run.engine.explain(self._request, node)
+        told = card_answers(node, refusals) if cards else ()
+        refused = self._refused(row, node, refusals)
         if refused is not None:
             by, why, resolvable = refused
-            return NodeAnswer(node.name, by, why, resolvable, self._has_room(node), cards=told)
+            return NodeAnswer(node.name, by, why, resolvable, has_room=not refusals, cards=told)
         return NodeAnswer(
             node.name,
             score=round(float(self._worths[row]), 6),
@@ -107,28 +106,20 @@ class _NodeAnswers:
             cards=told,
         )
 
-    def _refused(self, row: int, node: NodeLedger) -> tuple[str, str, bool] | None:
+    def _refused(self, row: int, node: NodeLedger, refusals: Sequence[NodeRefusal]) -> tuple[str, str, bool] | None:
         reasons = [one for one in self._verdict.refusals if one.rows[row]]
         if reasons:
             return reasons[0].filter, ", ".join(one.reason for one in reasons), reasons[0].resolvable
         if node.name in self._promised:
             return CLEARED, f"is being cleared for {self._promised[node.name]}", False
-        for rule in FILTERS:
-            refusal = rule.refusal(node, self._class)
-            if refusal is not None:
-                return RESOURCES, refusal.reason, True
-        refusal = CARD_FIT.refusal(node, self._class)
-        if refusal is not None:
-            return CARDS, refusal.reason, bool(node.slots)
+        if refusals:
+            return refusals[0].filter, refusals[0].reason, refusals[0].resolvable
         return None
 
-    def _has_room(self, node: NodeLedger) -> bool:
-        return all(rule.refusal(node, self._class) is None for rule in (*FILTERS, CARD_FIT))
-
     def _takes(self, row: int) -> tuple[int, ...]:
-        only = np.zeros(self._picture.engine.ledger.columns.rows, np.bool_)
+        only = np.zeros(self._dry_run.engine.ledger.columns.rows, np.bool_)
         only[row] = True
-        allocation = self._picture.engine.decide(self._request, among=only)
+        allocation = self._dry_run.engine.decide(self._request, among=only)
         return () if allocation is None else indices(allocation)
 
 
@@ -137,10 +128,9 @@ def indices(allocation: Allocation) -> tuple[int, ...]:
     return tuple(sorted({card.index for container in allocation.containers for card in container.cards}))
 
 
-def card_answers(node: NodeLedger, pod_class: PodClass) -> tuple[CardAnswer, ...]:
-    """Every card of a node against what the class needs of one card."""
-    refusal = CARD_FIT.refusal(node, pod_class)
-    says = {} if refusal is None else refusal.cards
+def card_answers(node: NodeLedger, refusals: Sequence[NodeRefusal]) -> tuple[CardAnswer, ...]:
+    """Every card of a node, and what it says where cards are why the node is refused."""
+    says = {uuid: why for refusal in refusals for uuid, why in refusal.cards.items()}
     return tuple(_card(card, says.get(card.inventory.uuid, "")) for card in node.slots)
 
 
@@ -160,11 +150,15 @@ def _card(card: CardLedger, why: str) -> CardAnswer:
 
 
 def _order(
-    dry_run: DryRun, pod_class: PodClass, allowed: BoolArray, worths: FloatArray, favour: FloatArray | None
+    dry_run: DryRun,
+    pod_class: PodClass,
+    allowed: BoolArray,
+    fits: BoolArray,
+    worths: FloatArray,
+    favour: FloatArray | None,
 ) -> list[int]:
     columns = dry_run.engine.ledger.columns
     alive = np.flatnonzero(columns.alive[: columns.rows] > 0)
-    fits = allowed & (worths > -np.inf)
     exclusive = bool(pod_class.needs) and pod_class.needs[0].share.exclusive
     free = columns.whole[: columns.rows] if exclusive else columns.memory_free[: columns.rows].max(axis=1)
     preferred = np.zeros(columns.rows) if favour is None else favour

@@ -16,7 +16,7 @@ from shoal.model.errors import RequestError
 from shoal.model.request import ContainerRequest, Share, accepts
 from shoal.placement.columns import BoolArray
 from shoal.placement.ledger import NodeLedger
-from shoal.scheduler.preemption.search import EngineFit, OnNode, candidate_limit, choose, refusal
+from shoal.scheduler.preemption.search import OnNode, candidate_limit, choose, refusal
 from shoal.scheduler.telling.words import diagnose
 
 
@@ -36,9 +36,8 @@ class Unschedulable(Answer, frozen=True):
 
 def unschedulable(dry_run: DryRun, pod: Pod, *, details: int) -> Unschedulable:
     """Why the pod, which does not fit, does not. Raises RequestError and PolicyError."""
-    engine = dry_run.engine
     verdict = dry_run.feasibility.verdict(pod)
-    diagnosis = diagnose(engine.ledger, engine.class_of(dry_run.check(pod)), verdict)
+    diagnosis = diagnose(dry_run.engine, dry_run.check(pod), verdict)
     giving_way = preempts(dry_run, pod, diagnosis.candidates)
     return Unschedulable(
         message=diagnosis.message,
@@ -106,7 +105,7 @@ def fewest_victims(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVict
 
 
 def _fits(dry_run: DryRun, pod: Pod) -> Fits:
-    cards_fit = EngineFit(dry_run.engine.ledger, dry_run.engine.class_of(dry_run.check(pod)))
+    cards_fit = dry_run.engine.fits_without(dry_run.check(pod))
 
     def fits(node: str, gone: frozenset[str]) -> bool:
         row = dry_run.books.row(node)

@@ -13,11 +13,11 @@ from shoal.analysis.what_if import PlacedPod, placed_as
 from shoal.analysis.words import asked, record_of
 from shoal.kube.objects.others import Event
 from shoal.kube.objects.pod import Pod
-from shoal.kube.resources import manifest_of
 from shoal.model.bound import allocation_of
 from shoal.model.contract.groups import decode_group
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.gpu import NodeGpus
+from shoal.model.manifest import pod_parts
 from shoal.placement.errors import PolicyError
 
 #: Newest events that are told.
@@ -117,7 +117,7 @@ def _record(dry_run: DryRun, pod: Pod) -> tuple[str, str]:
     node = dry_run.engine.ledger.node(pod.spec.node_name)
     inventory = node.inventory if node is not None and node.inventory is not None else NodeGpus(pod.spec.node_name)
     try:
-        found = allocation_of(manifest_of(pod), node=inventory, unit=dry_run.books.unit)
+        found = allocation_of(pod_parts(pod), node=inventory, unit=dry_run.books.unit)
     except CodecError as error:
         return "", str(error)
     return ("" if found is None else record_of(pod.metadata.annotations)), ""

@@ -12,7 +12,6 @@ that only counts, or the other way round. A card that has a made-up name on one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -21,8 +20,8 @@ from shoal.model.contract import gpushare, keti, shoal, text
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, RequestError, shown
 from shoal.model.gpu import NodeGpus
-from shoal.model.manifest import PodManifest, read_pod
-from shoal.model.pod import gpus_of_manifest
+from shoal.model.manifest import PodParts
+from shoal.model.pod import gpus_of
 from shoal.model.request import ContainerRequest, Request
 
 #: The annotations by which other stacks tell which cards a pod has.
@@ -35,65 +34,52 @@ _CARD_LENGTH: Final = 450
 
 
 def allocation_of(
-    pod: Mapping[str, object], *, node: NodeGpus, unit: MemoryUnit, request: Request | None = None
+    pod: PodParts, *, node: NodeGpus, unit: MemoryUnit, request: Request | None = None
 ) -> Allocation | None:
     """The decision on a pod bound to `node`; None when the pod is not bound or carries none.
 
     Raises CodecError when the pod carries a decision that is broken, is bound to another node, or claims what the pod
-    did not ask for. `request` is the pod's, if it is known.
+    did not ask for. `request` is the pod's, if it is known. A node of which no cards are known is believed to have
+    those that are named.
     """
-    try:
-        manifest = read_pod(pod)
-    except RequestError as error:
-        raise CodecError(str(error)) from error
-    return allocation_of_manifest(manifest, node=node, unit=unit, request=request)
-
-
-def allocation_of_manifest(
-    manifest: PodManifest, *, node: NodeGpus, unit: MemoryUnit, request: Request | None = None
-) -> Allocation | None:
-    """`allocation_of` for a pod that has been read already, and whose request has if it is given.
-
-    A node of which no cards are known is believed to have those that are named.
-    """
-    if not manifest.node or not any(key in manifest.annotations for key in _RECORDS):
+    if not pod.node or not any(key in pod.annotations for key in _RECORDS):
         return None
     if request is None:
         try:
-            request = gpus_of_manifest(manifest, unit=unit)
+            request = gpus_of(pod, unit=unit)
         except RequestError as error:
             raise CodecError(f"the pod carries a decision, but its request is broken: {error}") from error
     if not request.containers:
         return None  # who asks for nothing has nothing, whatever is written
-    allocation = recorded(manifest, request=request, node=node, unit=unit)
+    allocation = recorded(pod, request=request, node=node, unit=unit)
     if allocation is None:
         return None
-    problem = mismatch(request, allocation, node, whole=shoal.ANNOTATION_ALLOCATION in manifest.annotations)
+    problem = mismatch(request, allocation, node, whole=shoal.ANNOTATION_ALLOCATION in pod.annotations)
     if problem:
         raise CodecError(problem)
     return allocation
 
 
-def recorded(manifest: PodManifest, *, request: Request, node: NodeGpus, unit: MemoryUnit) -> Allocation | None:
+def recorded(pod: PodParts, *, request: Request, node: NodeGpus, unit: MemoryUnit) -> Allocation | None:
     """What is written on a bound pod, whether or not it may claim that (`mismatch`).
 
     What is longer than any record of the request is not read: a reader's work is bounded by what the pod asks for.
     """
-    if manifest.node != node.name:
-        raise CodecError(f"the pod is bound to {shown(manifest.node)}, not to {shown(node.name)}: give its own node")
+    if pod.node != node.name:
+        raise CodecError(f"the pod is bound to {shown(pod.node)}, not to {shown(node.name)}: give its own node")
     longest = _RECORD_LENGTH + sum(_CONTAINER_LENGTH + one.gpus * _CARD_LENGTH for one in request.containers)
     for key in _RECORDS:
-        if len(text.value_of(manifest.annotations, key) or "") > longest:
+        if len(text.value_of(pod.annotations, key) or "") > longest:
             raise CodecError(
                 f"{key} is longer than any record of what the pod asks for: remove the annotation from the manifest "
                 "and create the pod again"
             )
-    own = text.value_of(manifest.annotations, shoal.ANNOTATION_ALLOCATION)
+    own = text.value_of(pod.annotations, shoal.ANNOTATION_ALLOCATION)
     if own is not None:
-        return on_cards(_belongs(shoal.decode_allocation(own), manifest), node)
+        return on_cards(_belongs(shoal.decode_allocation(own), pod), node)
     return gpushare.decode(
-        manifest.annotations, request=request, container_names=manifest.app_names(), node=node, unit=unit
-    ) or keti.decode(manifest.annotations, request=request, node=node)
+        pod.annotations, request=request, container_names=pod.app_names(), node=node, unit=unit
+    ) or keti.decode(pod.annotations, request=request, node=node)
 
 
 def mismatch(request: Request, allocation: Allocation, node: NodeGpus, *, whole: bool = True) -> str:
@@ -155,7 +141,7 @@ def no_cards(container: str) -> str:
     )
 
 
-def _belongs(allocation: Allocation, pod: PodManifest) -> Allocation:
+def _belongs(allocation: Allocation, pod: PodParts) -> Allocation:
     """Annotations travel with a copied manifest; a decision is only as good as its pod."""
     if allocation.node != pod.node:
         raise CodecError(

@@ -1,7 +1,8 @@
-"""Kubernetes objects as plain dictionaries, checked once.
+"""The parts of Kubernetes objects that the model reads, from decoded structs and from plain dictionaries.
 
-Objects come from the API server, from files and from tests, so nothing about their shape is taken for granted: what is
-not of the right type raises the reader's own error, with the path to it. What the fields mean is not decided here.
+A struct has been checked by its decoder (`shoal.kube.objects`). Nothing about the shape of a dictionary is taken for
+granted: what is not of the right type raises the reader's own error, with the path to it. What the fields mean is not
+decided here.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 from shoal.model.errors import ModelError, RequestError, shown
 from shoal.model.request import ContainerKind
@@ -32,7 +33,7 @@ class PodContainer:
 
 
 @dataclass(frozen=True, slots=True)
-class PodManifest:
+class PodParts:
     """The parts of a pod that placement looks at. Containers stand in the order of the spec, init containers first."""
 
     labels: Fields
@@ -66,8 +67,8 @@ def name_of(value: object, *, where: str, error: type[ModelError]) -> str:
     raise error(f"{where} is {shown(value)}: write a name")
 
 
-def read_pod(pod: object) -> PodManifest:
-    """The parts of a pod object; RequestError for anything that is not a pod."""
+def read_pod(pod: object) -> PodParts:
+    """The parts of a pod in a plain dictionary; RequestError for anything that is not a pod."""
     if not isinstance(pod, Mapping):
         raise RequestError(f"the pod is {shown(pod)}: give a Kubernetes pod object, a mapping with metadata and spec")
     metadata = _fields(pod.get("metadata"), "metadata")
@@ -82,11 +83,8 @@ def read_pod(pod: object) -> PodManifest:
         *_containers(spec.get("initContainers"), "spec.initContainers", init=True),
         *_containers(spec.get("containers"), "spec.containers", init=False),
     )
-    names = [container.name for container in containers]
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RequestError(f"two containers are named {shown(twice)}: give each container of the pod its own name")
-    return PodManifest(
+    check_names(containers)
+    return PodParts(
         labels=_fields(metadata.get("labels"), "metadata.labels"),
         annotations=_fields(metadata.get("annotations"), "metadata.annotations"),
         node=node or "",
@@ -95,6 +93,93 @@ def read_pod(pod: object) -> PodManifest:
         pod_requests=_fields(resources.get("requests"), "spec.resources.requests"),
         overhead=_fields(spec.get("overhead"), "spec.overhead"),
     )
+
+
+def check_names(containers: Sequence[PodContainer]) -> None:
+    """Refuse a pod whose containers cannot be told apart."""
+    if len(containers) == 1 and containers[0].name:
+        return
+    names = [container.name for container in containers]
+    if not all(names):
+        raise RequestError("a container has no name: give each container of the pod its own name")
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RequestError(f"two containers are named {shown(twice)}: give each container of the pod its own name")
+
+
+class _Amounts(Protocol):
+    @property
+    def limits(self) -> Fields: ...
+    @property
+    def requests(self) -> Fields: ...
+
+
+class _Container(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def restart_policy(self) -> str | None: ...
+    @property
+    def resources(self) -> _Amounts: ...
+
+
+class _Metadata(Protocol):
+    @property
+    def labels(self) -> Fields: ...
+    @property
+    def annotations(self) -> Fields: ...
+
+
+class _Spec(Protocol):
+    @property
+    def node_name(self) -> str: ...
+    @property
+    def containers(self) -> Sequence[_Container]: ...
+    @property
+    def init_containers(self) -> Sequence[_Container]: ...
+    @property
+    def resources(self) -> _Amounts | None: ...
+    @property
+    def overhead(self) -> Fields: ...
+
+
+class PodStruct(Protocol):
+    """A decoded pod, such as `shoal.kube.objects.pod.Pod`."""
+
+    @property
+    def metadata(self) -> _Metadata:
+        """Its labels and annotations."""
+
+    @property
+    def spec(self) -> _Spec:
+        """Its containers and what they ask for."""
+
+
+def pod_parts(pod: PodStruct) -> PodParts:
+    """The parts of a decoded pod."""
+    meta, spec = pod.metadata, pod.spec
+    containers = [_of_struct(one, ContainerKind.APP) for one in spec.containers]
+    if spec.init_containers:
+        containers = [_of_struct(one, _init_kind(one.restart_policy)) for one in spec.init_containers] + containers
+    whole = spec.resources
+    return PodParts(
+        labels=meta.labels,
+        annotations=meta.annotations,
+        node=spec.node_name,
+        containers=tuple(containers),
+        pod_limits=_NOTHING if whole is None else whole.limits,
+        pod_requests=_NOTHING if whole is None else whole.requests,
+        overhead=spec.overhead,
+    )
+
+
+def _of_struct(container: _Container, kind: ContainerKind) -> PodContainer:
+    amounts = container.resources
+    return PodContainer(container.name, kind, amounts.limits, amounts.requests)
+
+
+def _init_kind(restart_policy: object) -> ContainerKind:
+    return ContainerKind.SIDECAR if restart_policy == "Always" else ContainerKind.INIT
 
 
 def _containers(value: object, where: str, *, init: bool) -> tuple[PodContainer, ...]:
@@ -109,15 +194,9 @@ def _container(item: object, where: str, *, init: bool) -> PodContainer:
     container = _fields(item, where)
     name = name_of(container.get("name"), where=f"{where}.name", error=RequestError)
     resources = _fields(container.get("resources"), f"{where}.resources")
-    if not init:
-        kind = ContainerKind.APP
-    elif container.get("restartPolicy") == "Always":
-        kind = ContainerKind.SIDECAR
-    else:
-        kind = ContainerKind.INIT
     return PodContainer(
         name=name,
-        kind=kind,
+        kind=_init_kind(container.get("restartPolicy")) if init else ContainerKind.APP,
         limits=_fields(resources.get("limits"), f"{where}.resources.limits"),
         requests=_fields(resources.get("requests"), f"{where}.resources.requests"),
     )

@@ -19,9 +19,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from shoal.model import quantity
-from shoal.model.contract import gpushare, keti, nvidia, shoal, text
+from shoal.model.contract import gpushare, keti, kubernetes, nvidia, shoal, text
 from shoal.model.contract.gpushare import MemoryUnit
-from shoal.model.effective import CPU, MEMORY
 from shoal.model.errors import CodecError, QuantityError
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.manifest import Fields, fields, name_of
@@ -48,8 +47,10 @@ def node_gpus(node: Mapping[str, object], *, unit: MemoryUnit) -> NodeGpus:
     return NodeGpus(
         name=name,
         gpus=_from_capacity(name, capacity, labels, unit) if inventory is None else shoal.decode_gpus(inventory),
-        cpu_milli=min(_offered(allocatable, capacity, CPU, quantity.milli), _MAX_CPU_MILLI),
-        memory_mib=min(_offered(allocatable, capacity, MEMORY, quantity.mebibytes), _MAX_MEMORY_MIB),
+        cpu_milli=min(_offered(allocatable, capacity, kubernetes.RESOURCE_CPU, quantity.milli), _MAX_CPU_MILLI),
+        memory_mib=min(
+            _offered(allocatable, capacity, kubernetes.RESOURCE_MEMORY, quantity.mebibytes), _MAX_MEMORY_MIB
+        ),
         policy=_policy(labels),
         one_container=inventory is None and _shares_counted(capacity),
     )

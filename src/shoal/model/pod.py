@@ -1,4 +1,4 @@
-"""What a pod asks of GPUs, from its Kubernetes object.
+"""What a pod asks for, by the names of its resources, annotations and labels.
 
 Three families of names end in one `Request`. Per container:
 
@@ -12,6 +12,11 @@ Three families of names end in one `Request`. Per container:
 
 `nvidia.com/mig-*`, `nvidia.com/gpu.shared` and `aliyun.com/gpu-core.tflops` are no shares of Shoal's and are passed
 over: kubelet and kube-scheduler count them. Whether a decision exists for the request is not asked here.
+
+CPU and memory are what the pod needs of its node by Kubernetes' rules. A container that names only a limit requests
+that much. The pod needs the largest of its phases, or what `spec.resources` says for the whole pod, and its overhead on
+top. Amounts are added exactly and rounded up once, at the end. A resize of a running pod that its status tells about is
+not looked at.
 """
 
 from __future__ import annotations
@@ -20,14 +25,15 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Final
 
-from shoal.model import effective, quantity
-from shoal.model.contract import gpushare, keti, nvidia, shoal, text
+from shoal.model import quantity
+from shoal.model.contract import gpushare, keti, kubernetes, nvidia, shoal, text
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, QuantityError, RequestError, shown
 from shoal.model.gpu import MAX_CARD_MIB, Gpu
-from shoal.model.manifest import PodContainer, PodManifest, read_pod
+from shoal.model.manifest import Fields, PodContainer, PodParts, check_names
 from shoal.model.request import (
     ANY_CARD,
     FULL_COMPUTE,
@@ -37,6 +43,7 @@ from shoal.model.request import (
     Share,
     accepts,
     matches_model,
+    phases,
 )
 
 MAX_CARDS: Final = shoal.MAX_CARDS
@@ -53,6 +60,8 @@ ANNOTATIONS_READ: Final = (
 )
 LABELS_READ: Final = (gpushare.LABEL_POD_COUNT, gpushare.LABEL_POD_PLACEMENT)
 
+#: Amounts beyond this are exact in no float column and on no node.
+_MAX_AMOUNT: Final = 2**53
 #: Beyond this no amount is looked at more closely: the integers of the admission policies end not much above.
 _FAR_TOO_MUCH: Final = 10**15
 _OF_KETI: Final = (keti.ANNOTATION_MEMORY_REQUEST, keti.ANNOTATION_MEMORY_LIMIT)
@@ -74,32 +83,28 @@ class _Split:
     whole: bool
 
 
-def request_of(pod: Mapping[str, object], *, unit: MemoryUnit) -> Request:
+def request_of(pod: PodParts, *, unit: MemoryUnit) -> Request:
     """The pod's request. `unit` is what one of `aliyun.com/gpu-mem` stands for in this cluster.
 
     Raises RequestError, and nothing else, when the pod asks for what cannot be given as written.
     """
-    return request_of_manifest(read_pod(pod), unit=unit)
-
-
-def request_of_manifest(pod: PodManifest, *, unit: MemoryUnit) -> Request:
-    """`request_of` for a pod that has been read already."""
-    asked = gpus_of_manifest(pod, unit=unit)
+    asked = gpus_of(pod, unit=unit)
     return Request(
         containers=asked.containers,
-        cpu_milli=effective.cpu_milli(pod),
-        memory_mib=effective.memory_mib(pod),
+        cpu_milli=_cpu_milli(pod),
+        memory_mib=_memory_mib(pod),
         selector=asked.selector,
         policy=asked.policy,
     )
 
 
-def gpus_of_manifest(pod: PodManifest, *, unit: MemoryUnit) -> Request:
+def gpus_of(pod: PodParts, *, unit: MemoryUnit) -> Request:
     """What the pod asks of GPUs alone, without CPU and memory. Admission refuses what this refuses.
 
     The policies in `deploy/admission` make the same checks in the same order and say the same words; a change here is
     a change there. `tests/admission` holds them together.
     """
+    check_names(pod.containers)
     amounts = [(container, _amounts(container)) for container in pod.containers]
     if not any(amount for _, amount in amounts):
         return Request()
@@ -212,7 +217,7 @@ def _too_much(container: PodContainer, units: int, unit: MemoryUnit) -> RequestE
     )
 
 
-def _split(pod: PodManifest) -> _Split:
+def _split(pod: PodParts) -> _Split:
     placement = pod.labels.get(gpushare.LABEL_POD_PLACEMENT)
     if placement is not None and placement != gpushare.REQUIRE_WHOLE_DEVICE:
         raise RequestError(
@@ -288,7 +293,7 @@ def _cards(container: PodContainer, resource: str, count: int) -> int:
     return count
 
 
-def _check_printable(pod: PodManifest, *, keti_too: bool) -> None:
+def _check_printable(pod: PodParts, *, keti_too: bool) -> None:
     """Refuse annotations that no message could repeat."""
     for key in ANNOTATIONS_READ:
         value = pod.annotations.get(key)
@@ -315,3 +320,56 @@ def _check_selector(selector: CardSelector) -> None:
                     f"{shoal.ANNOTATION_USE_MODEL} wants {shown(wanted)}, {shoal.ANNOTATION_AVOID_MODEL} rules it out "
                     f"with {shown(unwanted)}: remove one"
                 )
+
+
+# CPU and memory of the node, by Kubernetes' rules
+
+
+def _cpu_milli(pod: PodParts) -> int:
+    """The pod's CPU in thousandths of a core, rounded up."""
+    return _bounded(quantity.milli(_needed(pod, kubernetes.RESOURCE_CPU)), kubernetes.RESOURCE_CPU)
+
+
+def _memory_mib(pod: PodParts) -> int:
+    """The pod's memory in MiB, rounded up."""
+    return _bounded(quantity.mebibytes(_needed(pod, kubernetes.RESOURCE_MEMORY)), kubernetes.RESOURCE_MEMORY)
+
+
+def _needed(pod: PodParts, resource: str) -> Fraction:
+    whole_pod = _node_amount(pod.pod_requests, resource, "the pod")
+    if whole_pod is None:
+        each = tuple((container.kind, _requested(container, resource)) for container in pod.containers)
+        whole_pod = max(sum(phase, Fraction(0)) for phase in phases(each))
+    if not whole_pod:
+        # As the API server fills it in: a pod-level limit stands in for requests nobody made.
+        whole_pod = _node_amount(pod.pod_limits, resource, "the pod") or Fraction(0)
+    return whole_pod + (_node_amount(pod.overhead, resource, "the pod's overhead") or 0)
+
+
+def _requested(container: PodContainer, resource: str) -> Fraction:
+    try:
+        request = _node_amount(container.requests, resource, "the container")
+        if request is None:
+            request = _node_amount(container.limits, resource, "the container")
+    except RequestError as error:
+        raise RequestError(f"container {shown(container.name)}: {error}") from error
+    return request or Fraction(0)
+
+
+def _node_amount(amounts: Fields, resource: str, where: str) -> Fraction | None:
+    value = amounts.get(resource)
+    if value is None:
+        return None
+    try:
+        amount = quantity.parse(value)
+    except QuantityError as error:
+        raise RequestError(f"{resource} of {where} cannot be read: {error}") from error
+    if amount < 0:
+        raise RequestError(f"{resource} of {where} is {shown(value)}: an amount cannot be negative, write 0 or more")
+    return amount
+
+
+def _bounded(amount: int, resource: str) -> int:
+    if amount > _MAX_AMOUNT:
+        raise RequestError(f"{resource} of the pod adds up to more than any node has: lower the requests")
+    return amount

@@ -72,7 +72,7 @@ class GpuPacking:
         cards = (trial.code >= SHARES).sum(axis=0)
         untouched = trial.untouched_used
         index = np.arange(len(trial.rows))
-        used = sum((trial.code % SHARES)[slots, index].sum(axis=0) for slots in trial.picks[0])
+        used = sum((trial.code % SHARES)[slots, index].sum(axis=0) for slots in trial.picks.slots)
         score = np.maximum(100 - used * MILLI // 10 // 10, 50)
         score = np.where(untouched > 0, np.maximum(50 - untouched, 33), score)
         packed: FloatArray = np.where(trial.whole_free == cards, np.maximum(33 - cards, cards), score).astype(
@@ -202,7 +202,7 @@ class Gradient:
         code = trial.code[:, able]
         before = np.add.reduce(self._typical.tally(code % SHARES), axis=0)
         after = before.copy()
-        for slots, tables in zip(trial.picks[0], trial.tables.needs, strict=True):
+        for slots, tables in zip(trial.picks.slots, trial.tables.needs, strict=True):
             taken = code[slots[:, able], np.arange(len(able))]
             more = self._typical.tally(tables.left.take(taken)) - self._typical.tally(taken % SHARES)
             after += np.add.reduce(more, axis=0)

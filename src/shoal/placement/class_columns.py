@@ -15,9 +15,9 @@ import numpy as np
 
 from shoal.placement import stacking
 from shoal.placement.classes import PodClass
-from shoal.placement.columns import BoolArray, FloatArray, Rows, one_by_one
+from shoal.placement.columns import BoolArray, Fact, FloatArray, Rows, one_by_one
 from shoal.placement.ledger import Ledger
-from shoal.placement.policies import CARD_FIT, Policy
+from shoal.placement.policies import Policy
 from shoal.placement.single import SingleTrial, single_trial
 from shoal.placement.trial import UNKNOWN_SLOT, CardRules, ClassTables, Score, Trial
 from shoal.placement.weights import SPLIT
@@ -48,11 +48,10 @@ class ClassColumns:
     ) -> None:
         self._class = pod_class
         self._policy = policy
-        self._rules = rules
         self._ledger = ledger
         self._valuation = valuation
-        self._tables = ClassTables(pod_class, ledger.columns, valuation, policy)
-        self._single = single_trial(self._tables, policy, rules, valuation)
+        self.tables = ClassTables(pod_class, policy, rules, ledger, valuation)
+        self._single = single_trial(self.tables, policy)
         size = len(ledger.columns.cpu_free)
         #: What the node would be worth if nothing were dear: an upper bound, -inf where the pod does not fit.
         self._bound = np.full(size, -np.inf)
@@ -94,7 +93,7 @@ class ClassColumns:
             if found is None:
                 self._bound_at[row] = -math.inf
                 continue
-            total, ties = found[:2]
+            total, ties, *_ = found
             self._bound_at[row] = (round(total / grain) * grain if grain else total) + ties
             if self._policy.pressures:
                 _LINE.pack_into(self._kept_at, row * _LINE.size, *found)
@@ -105,30 +104,23 @@ class ClassColumns:
 
     def _try(self, rows: Rows) -> None:
         policy = self._policy
-        trial = Trial(self._tables, rows, self._ledger, self._valuation, self._rules)
-        beside = policy.filters[0].passes(trial)
-        for rule in policy.filters[1:]:
-            beside &= rule.passes(trial)
-        fits = beside & CARD_FIT.passes(trial)
-        if not self._class.splittable and not np.count_nonzero(fits):
+        trial = Trial(self.tables, rows)
+        fits = trial.passing(policy.filters)
+        if self._class.splittable:
+            for row in rows.tolist():
+                self._apart.pop(row, None)
+        if not np.count_nonzero(fits):
             self._bound[rows] = -np.inf
             return
         total = np.where(fits, _weighted(trial.card_score, policy.scores, trial), -np.inf)
-        if self._class.splittable:
-            self._deal_apart(trial, beside & ~fits, total)
+        for i, deal in trial.apart.items():
+            if fits[i]:
+                self._apart[int(rows[i])] = deal
+                total[i] = SPLIT - len({slot for slots in deal for slot in slots})
         ties = _weighted(trial.card_tie, policy.ties, trial)
         self._bound[rows] = self._value(total, ties)
         if policy.pressures:
             self._kept[rows] = np.array((total, ties, trial.worth_lost, trial.untouched_used, trial.slot)).T
-
-    def _deal_apart(self, trial: Trial, short: BoolArray, total: FloatArray) -> None:
-        """Where the cards are short of the containers together, these may fit apart; a node that holds them wins."""
-        for i, row in enumerate(trial.rows.tolist()):
-            self._apart.pop(row, None)
-            deal = stacking.spread(self._ledger.node_at(row), self._class) if short[i] else None
-            if deal is not None:
-                self._apart[row] = deal
-                total[i] = SPLIT - len({slot for slots in deal for slot in slots})
 
     def _value(self, total: FloatArray, ties: FloatArray) -> FloatArray:
         """The sum of scores in whole grains, then what decides among equals."""
@@ -169,11 +161,16 @@ class ClassColumns:
             self._winners = [winner, *self._winners[: _GUESSES - 1]]
         return winner
 
+    def fits(self) -> BoolArray:
+        """The nodes that can take the pod."""
+        fits: BoolArray = self._bound[: self._ledger.columns.rows] > -np.inf
+        return fits
+
     def worths(self) -> FloatArray:
         """What every node is worth, pressures included; -inf where the pod does not fit."""
         worths = self._bound[: self._ledger.columns.rows].copy()
         costs = self._costs()
-        fitting = np.flatnonzero(worths > -np.inf)
+        fitting = np.flatnonzero(self.fits())
         if costs and len(fitting):
             worths[fitting] = self._exact(fitting, costs, worths, None)
         return worths
@@ -183,14 +180,14 @@ class ClassColumns:
         return [
             (weight, cost)
             for weight, pressure in self._policy.pressures
-            if (cost := pressure.at_present(self._valuation, self._tables)) is not None
+            if (cost := pressure.at_present(self._valuation, self.tables)) is not None
         ]
 
     def _spared(self, row: int) -> bool:
         """No pressure can cost anything on this node, so its bound is its worth."""
         untouched = int(self._kept_at[row * _KEPT + self.UNTOUCHED])
         return all(
-            pressure.spares(self._valuation, self._tables, row, untouched) for _, pressure in self._policy.pressures
+            pressure.spares(self._valuation, self.tables, row, untouched) for _, pressure in self._policy.pressures
         )
 
     def _exact(
@@ -198,9 +195,10 @@ class ClassColumns:
     ) -> FloatArray:
         """The worth of these nodes, pressures and favour included; -inf where the bound says the pod may not go."""
         kept = self._kept.take(rows, axis=0).T
-        cpu, _, _, whole, model, _ = self._ledger.columns.node.take(rows, axis=0).T
+        facts = self._ledger.columns.node.take(rows, axis=0).T
+        cpu, whole = facts[Fact.CPU_FREE], facts[Fact.WHOLE]
         nodes = Candidates(
-            model, kept[self.WORTH_LOST], whole, whole - kept[self.UNTOUCHED], cpu, cpu - self._class.cpu
+            facts[Fact.MODEL], kept[self.WORTH_LOST], whole, whole - kept[self.UNTOUCHED], cpu, cpu - self._class.cpu
         )
         total = kept[self.SUM]
         for weight, cost in costs:
@@ -231,10 +229,10 @@ class ClassColumns:
         slot = int(self._kept_at[row * _KEPT + self.SLOT])
         if slot != UNKNOWN_SLOT:
             return stacking.stacked(node, self._class, (slot,))
-        trial = Trial(self._tables, np.array([row]), self._ledger, self._valuation, self._rules, rng)
-        if not trial.picks[1].item(0):
+        trial = Trial(self.tables, np.array([row]), rng)
+        if not trial.picks.found.item(0):
             # Chance gave the only card for clients without sizes to a share; without it the node was found to do.
-            trial = Trial(self._tables, np.array([row]), self._ledger, self._valuation, self._rules)
+            trial = Trial(self.tables, np.array([row]))
         return stacking.stacked(node, self._class, trial.stack(0))
 
 

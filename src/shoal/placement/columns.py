@@ -34,6 +34,16 @@ SHARES = WHOLE + 1
 ALIVE = 2
 ALIVE_FOR_ONE = 1
 
+
+class Fact:
+    """The columns of `Columns.node`: what is known of a node besides its cards."""
+
+    CPU_FREE, RAM_FREE, ALIVE, WHOLE, MODEL, POLICY = range(6)
+    COUNT = 6
+    #: What `NodeResources` compares with what a class needs.
+    RESOURCES = slice(CPU_FREE, ALIVE + 1)
+
+
 #: A card that must not be used has this much of everything free, so that no request fits it.
 UNUSABLE = -1
 
@@ -130,9 +140,6 @@ class Columns:
         self._allocate(rows, slots)
 
     def _allocate(self, rows: int, slots: int) -> None:
-        """Facts about a node: CPU and memory free, whether it is there (`alive`), untouched cards, the make of its
-        cards (an index into `models`), and the policy its label asks for in the choice of cards (one into `policies`).
-        """
         self.slots = slots
         self._capacity = rows
         #: kind * SHARES + free share: one number that looks up any per-class table.
@@ -142,9 +149,13 @@ class Columns:
         self.clients_free = np.full((rows, slots), UNUSABLE, np.int32)
         #: Pods on each card.
         self.pods = np.zeros((rows, slots), np.int32)
-        #: The facts about a node side by side, so that all of them are read at once; named below.
-        self.node = np.zeros((rows, 6), np.int64)
-        self.cpu_free, self.ram_free, self.alive, self.whole, self.model, self.policy = self.node.T
+        #: The facts about a node side by side (`Fact`), so that all of them are read at once.
+        self.node = np.zeros((rows, Fact.COUNT), np.int64)
+        self.cpu_free, self.ram_free = self.node[:, Fact.CPU_FREE], self.node[:, Fact.RAM_FREE]
+        #: Whether the node is there (`alive`), and its untouched cards.
+        self.alive, self.whole = self.node[:, Fact.ALIVE], self.node[:, Fact.WHOLE]
+        #: The make of its cards (an index into `models`), and the policy its label asks for (one into `policies`).
+        self.model, self.policy = self.node[:, Fact.MODEL], self.node[:, Fact.POLICY]
         self.cpu_free[:] = self.ram_free[:] = UNUSABLE
 
     def _grow(self, rows: int, slots: int) -> None:

@@ -18,10 +18,11 @@ from shoal.placement.class_columns import ClassColumns
 from shoal.placement.classes import PodClass
 from shoal.placement.columns import BoolArray, FloatArray
 from shoal.placement.errors import PolicyError, RowsError
-from shoal.placement.ledger import Booking, Ledger
+from shoal.placement.ledger import Booking, Ledger, NodeLedger
 from shoal.placement.policies import POLICIES, Policy
-from shoal.placement.trial import CardRules
+from shoal.placement.trial import CardRules, Filter, NodeRefusal, Trial
 from shoal.placement.weights import FAVOUR
+from shoal.placement.without import FitsWithout
 from shoal.placement.worth.demand import DemandCounter, demand_of
 from shoal.placement.worth.valuation import Valuation
 
@@ -109,6 +110,27 @@ class Engine:
         wishes = self._wishes(among, favour)
         self._refresh_if_due()
         return self._decide(self.class_of(request), policy, *wishes)
+
+    def fits(self, request: Request) -> BoolArray:
+        """The nodes that can take the pod under its policy, by row."""
+        policy = self.policy_for(request)
+        self._refresh_if_due()
+        return self._columns_now(self.class_of(request), policy).fits()
+
+    def fits_without(self, request: Request) -> FitsWithout:
+        """A question about one node at a time: can it take the pod once some of those there are gone?"""
+        return FitsWithout(self.ledger, self.class_of(request), self.policy_for(request).filters)
+
+    def passes(self, request: Request, rule: Filter) -> BoolArray:
+        """The nodes that one filter passes for the pod, by row."""
+        tables = self._columns_now(self.class_of(request), self.policy_for(request)).tables
+        return rule.passes(Trial(tables, np.arange(self.ledger.columns.rows)))
+
+    def explain(self, request: Request, node: NodeLedger) -> list[NodeRefusal]:
+        """What the filters of the pod's policy say against a node, in their order; nothing when it can take the pod."""
+        pod_class = self.class_of(request)
+        refusals = (rule.refusal(node, pod_class) for rule in self.policy_for(request).filters)
+        return [refusal for refusal in refusals if refusal is not None]
 
     def worths(self, request: Request) -> FloatArray:
         """What every node is worth to the pod under its policy, by row; -inf where it does not fit.

@@ -7,24 +7,34 @@ import numpy as np
 from shoal.model.request import Share, accepts
 from shoal.placement import stacking
 from shoal.placement.classes import CardNeed, PodClass
-from shoal.placement.columns import BoolArray
+from shoal.placement.columns import BoolArray, Fact
 from shoal.placement.ledger import CardLedger, NodeLedger
-from shoal.placement.trial import Refusal, Trial
+from shoal.placement.trial import ClassTables, Filter, NodeRefusal, OneFilter, Trial
+
+#: The names under which their refusals stand beside those of kube-scheduler's filters.
+NODE_RESOURCES = "NodeResourcesFit"
+CARD_FIT = "Cards"
 
 
-class NodeResources:
+class NodeResources(Filter):
     """The node is there and has the pod's CPU and memory. A pod that asks for none of either fits in any case.
 
     A node that is there for some pods only (`columns.alive`) is passed over here; why, `CardFit` tells.
     """
 
+    name = NODE_RESOURCES
+
     def passes(self, trial: Trial) -> BoolArray:
-        enough: BoolArray = np.logical_and.reduce(trial.facts[:3] >= trial.tables.node_needs, axis=0)
+        enough: BoolArray = np.logical_and.reduce(trial.facts[Fact.RESOURCES] >= trial.tables.node_needs, axis=0)
         return enough
 
-    def refusal(self, node: NodeLedger, pod_class: PodClass) -> Refusal | None:
+    def plain(self, tables: ClassTables) -> OneFilter:
+        cpu, ram, alive = tables.node_needs[:, 0].tolist()
+        return lambda node: node.cpu_free >= cpu and node.ram_free >= ram and node.alive >= alive
+
+    def refusal(self, node: NodeLedger, pod_class: PodClass) -> NodeRefusal | None:
         if node.inventory is None:
-            return Refusal("the node is gone")
+            return NodeRefusal(self.name, "the node is gone")
         short = [
             f"{free}{unit} {name} free, {wanted}{unit} wanted"
             for name, unit, free, wanted in (
@@ -33,22 +43,46 @@ class NodeResources:
             )
             if wanted and wanted > free
         ]
-        return Refusal("; ".join(short)) if short else None
+        return NodeRefusal(self.name, "; ".join(short)) if short else None
 
 
-class CardFit:
+class CardFit(Filter):
     """The node has cards for every need of the pod, each on cards of its own, or each container on its own cards."""
 
-    def passes(self, trial: Trial) -> BoolArray:
-        return trial.found
+    name = CARD_FIT
 
-    def refusal(self, node: NodeLedger, pod_class: PodClass) -> Refusal | None:
+    def passes(self, trial: Trial) -> BoolArray:
+        if not trial.apart:
+            return trial.found
+        found = trial.found.copy()
+        found[list(trial.apart)] = True
+        return found
+
+    def plain(self, tables: ClassTables) -> None:
+        """Where no cards are found the class is refused anyway."""
+
+    def fits(self, node: NodeLedger, pod_class: PodClass) -> bool:
+        if pod_class.several or len(pod_class.needs) > 1:
+            return self.refusal(node, pod_class) is None
+        if not pod_class.needs:
+            return True
+        (need,), selector = pod_class.needs, pod_class.selector
+        missing = need.gpus
+        for card in node.slots:
+            if card.holds(need.share) and accepts(selector, card.inventory):
+                missing -= 1
+                if not missing:
+                    return True
+        return False
+
+    def refusal(self, node: NodeLedger, pod_class: PodClass) -> NodeRefusal | None:
         if not pod_class.needs:
             return None
         if not node.slots:
-            return Refusal("the node has no GPU")
+            return NodeRefusal(self.name, "the node has no GPU", resolvable=False)
         if pod_class.several and node.inventory is not None and node.inventory.one_container:
-            return Refusal("its device plugin gives one container a share of one card: run Shoal's agent there")
+            words = "its device plugin gives one container a share of one card: run Shoal's agent there"
+            return NodeRefusal(self.name, words)
         fitting = {need: self._fitting(node, pod_class, need) for need in pod_class.needs}
         if all(len(fitting[need]) >= need.gpus for need in pod_class.needs) and self._apart(pod_class, fitting):
             return None
@@ -58,15 +92,15 @@ class CardFit:
         if short is None:
             wanted = " and ".join(f"{need.gpus} with {_words(need.share)}" for need in pod_class.needs)
             usable = len({slot for slots in fitting.values() for slot in slots})
-            return Refusal(f"{usable} of {len(node.slots)} cards can be used, {wanted} wanted at the same time")
+            words = f"{usable} of {len(node.slots)} cards can be used, {wanted} wanted at the same time"
+            return NodeRefusal(self.name, words)
         says = {
             card.inventory.uuid: reason
             for card in node.slots
             if (reason := self._card(card, pod_class, short.share)) is not None
         }
-        return Refusal(
-            f"{len(fitting[short])} of {len(node.slots)} cards fit {_words(short.share)}, {short.gpus} wanted", says
-        )
+        words = f"{len(fitting[short])} of {len(node.slots)} cards fit {_words(short.share)}, {short.gpus} wanted"
+        return NodeRefusal(self.name, words, says)
 
     def _fitting(self, node: NodeLedger, pod_class: PodClass, need: CardNeed) -> list[int]:
         return [slot for slot, card in enumerate(node.slots) if self._card(card, pod_class, need.share) is None]

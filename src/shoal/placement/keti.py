@@ -83,7 +83,7 @@ class KetiScores:
         if trial.pod_class.needs:
             cards = [self.cards(trial, need.gpus) for need in trial.pod_class.needs]
             index = np.arange(len(trial.rows))
-            taken = [scores[slots, index] for scores, slots in zip(cards, trial.picks[0], strict=True)]
+            taken = [scores[slots, index] for scores, slots in zip(cards, trial.picks.slots, strict=True)]
             total = total + settings.gpu_weight * np.concatenate(taken).mean(axis=0)
         return np.rint(total)
 

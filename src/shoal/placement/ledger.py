@@ -112,10 +112,10 @@ class CardLedger:
             return f"{self.pods - self.unsized} pods with sizes on it, beside which no client without sizes may be"
         if self.unsized and not share.unsized:
             return f"{self.unsized} pods without sizes on it, beside which no share is safe"
+        if self._has_room(self.gpu, share):
+            return None
         memory = self.gpu.memory_mib - self.memory_mib
         clients = self.gpu.mps_clients - self.clients
-        if share.memory_mib <= memory and share.compute <= WHOLE - self.compute and share.clients <= clients:
-            return None
         return ", ".join(
             f"{free} {unit} free of {total}, {wanted} wanted"
             for unit, wanted, free, total in (
@@ -124,6 +124,17 @@ class CardLedger:
                 ("MPS clients", share.clients, clients, self.gpu.mps_clients),
             )
             if wanted > free
+        )
+
+    def holds(self, share: Share) -> bool:
+        """Whether this share fits here: `refusal` without the words for amounts that are short."""
+        return self.gpu is not None and self._has_room(self.gpu, share) and self.refusal(share) is None
+
+    def _has_room(self, gpu: Gpu, share: Share) -> bool:
+        return (
+            share.memory_mib <= gpu.memory_mib - self.memory_mib
+            and share.compute <= WHOLE - self.compute
+            and share.clients <= gpu.mps_clients - self.clients
         )
 
     def figures(self) -> CardFigures:

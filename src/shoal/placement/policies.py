@@ -21,10 +21,8 @@ from shoal.placement.scores import CardLeft, CpuLeft, FreeShare, ModelPreference
 from shoal.placement.trial import CardRule, CardScore, Filter, Score
 from shoal.placement.worth.pressures import BrokenBlock, Pressure, ScarceModel
 
-#: What a node must have besides cards.
-FILTERS: tuple[Filter, ...] = (NodeResources(),)
-#: Asked last, under every policy.
-CARD_FIT: Filter = CardFit()
+#: What every policy asks of a node, in this order; a filter added here is obeyed by all of them.
+FILTERS: tuple[Filter, ...] = (NodeResources(), CardFit())
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 Between two decisions for a class some twenty nodes change, and it fits on a few of them. Arrays that short cost more to
 call than to fill, so plain arithmetic is several times faster. The numbers are those of `Trial`, bit by bit. It knows
-one share of one card, whole cards and no cards, under policies whose scores have a plain form; the rest is left to
-`Trial`.
+one share of one card, whole cards and no cards, under policies whose filters and scores all have a plain form; the
+rest is left to `Trial`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from typing import TypeGuard
 import numpy as np
 
 from shoal.placement.columns import SHARES, WHOLE, PlainNode
-from shoal.placement.policies import FILTERS, Policy
+from shoal.placement.policies import Policy
 from shoal.placement.trial import (
     CODE_BITS,
     CODE_MASK,
     NO_FIT,
     SLOT_MASK,
     UNKNOWN_SLOT,
-    CardRules,
     ClassTables,
+    Filter,
     NeedTables,
+    OneFilter,
     OneScore,
+    PlainFilter,
     PlainScore,
     Score,
 )
-from shoal.placement.worth.valuation import Valuation
 
 #: The lines of `NeedTables.outcome` for the cards taken of a node, and the slot where it is one card and known.
 Taken = tuple[Sequence[float], int]
@@ -40,14 +41,15 @@ Cards = Callable[[PlainNode], Taken | None]
 Found = tuple[float, float, float, float, int]
 
 
-def single_trial(tables: ClassTables, policy: Policy, rules: CardRules, valuation: Valuation) -> SingleTrial | None:
+def single_trial(tables: ClassTables, policy: Policy) -> SingleTrial | None:
     """The class, to be tried node by node; None where only `Trial` can."""
     cards = _cards_of(tables)
-    scores = _plain(policy.scores, tables, valuation)
-    ties = _plain(policy.ties, tables, valuation)
-    if cards is None or scores is None or ties is None or policy.filters != FILTERS:
+    filters = _plain_filters(policy.filters, tables)
+    scores = _plain_scores(policy.scores, tables)
+    ties = _plain_scores(policy.ties, tables)
+    if cards is None or filters is None or scores is None or ties is None:
         return None
-    return SingleTrial(tables, rules, valuation, cards, scores, ties)
+    return SingleTrial(tables, cards, filters, scores, ties)
 
 
 class SingleTrial:
@@ -56,24 +58,23 @@ class SingleTrial:
     def __init__(
         self,
         tables: ClassTables,
-        rules: CardRules,
-        valuation: Valuation,
         cards: Cards,
+        filters: list[OneFilter],
         scores: list[tuple[float, OneScore]],
         ties: list[tuple[float, OneScore]],
     ) -> None:
-        self._valuation = valuation
+        self._valuation = tables.valuation
         self._cards = cards
+        self._passes = _all_of(filters)
         self._scores = scores
         self._ties = ties
         self._cpu = tables.pod_class.cpu
-        self._cpu_needed, self._ram_needed, self._alive_needed = tables.node_needs[:, 0].tolist()
         #: Whether the cards depend on what the node's label asks for, which only `Trial` knows.
-        self.asks_labels = isinstance(cards, _OneCard) and bool(rules.by_label)
+        self.asks_labels = isinstance(cards, _OneCard) and bool(tables.rules.by_label)
 
     def on(self, node: PlainNode) -> Found | None:
         """What the class finds on the node; None when it does not fit."""
-        if node.cpu_free < self._cpu_needed or node.ram_free < self._ram_needed or node.alive < self._alive_needed:
+        if not self._passes(node):
             return None
         taken = self._cards(node)
         if taken is None:
@@ -88,26 +89,47 @@ class SingleTrial:
         return total, ties, worth_lost, untouched, slot
 
 
-def _plain(
-    scores: Sequence[tuple[float, Score]], tables: ClassTables, valuation: Valuation
-) -> list[tuple[float, OneScore]] | None:
-    """The scores in their plain form; None when one has none."""
-    plain: list[tuple[float, OneScore]] = []
-    for weight, score in scores:
-        if not _has_plain_form(score):
+def _all_of(filters: list[OneFilter]) -> OneFilter:
+    """One filter of all: mostly it is one already, and a call less."""
+    if len(filters) == 1:
+        return filters[0]
+    return lambda node: all(passes(node) for passes in filters)
+
+
+def _plain_filters(filters: Sequence[Filter], tables: ClassTables) -> list[OneFilter] | None:
+    """The filters in their plain form; None when one has none."""
+    plain: list[OneFilter] = []
+    for rule in filters:
+        if not _filters_plainly(rule):
             return None
-        plain.append((weight, score.plain(tables, valuation)))
+        passes = rule.plain(tables)
+        if passes is not None:
+            plain.append(passes)
     return plain
 
 
-def _has_plain_form(score: Score) -> TypeGuard[PlainScore]:
-    return _is_plain(type(score))
+def _plain_scores(scores: Sequence[tuple[float, Score]], tables: ClassTables) -> list[tuple[float, OneScore]] | None:
+    """The scores in their plain form; None when one has none."""
+    plain: list[tuple[float, OneScore]] = []
+    for weight, score in scores:
+        if not _scores_plainly(score):
+            return None
+        plain.append((weight, score.plain(tables, tables.valuation)))
+    return plain
+
+
+def _filters_plainly(rule: Filter) -> TypeGuard[PlainFilter]:
+    return _is_a(PlainFilter, type(rule))
+
+
+def _scores_plainly(score: Score) -> TypeGuard[PlainScore]:
+    return _is_a(PlainScore, type(score))
 
 
 @cache
-def _is_plain(kind: type[Score]) -> bool:
+def _is_a(protocol: type, kind: type) -> bool:
     """Kept by class: to compare with a protocol takes longer than to try a node."""
-    return issubclass(kind, PlainScore)
+    return issubclass(kind, protocol)
 
 
 def _cards_of(tables: ClassTables) -> Cards | None:

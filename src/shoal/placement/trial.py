@@ -5,14 +5,16 @@ Plugins read a `Trial`; none of them changes it. Everything is an array over `ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Generic, Protocol, TypeVar, overload, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload, runtime_checkable
 
 import numpy as np
 
 from shoal.model.request import accepts
+from shoal.placement import stacking
 from shoal.placement.classes import CardNeed, PodClass
 from shoal.placement.columns import (
     ALIVE,
@@ -21,6 +23,7 @@ from shoal.placement.columns import (
     WHOLE,
     BoolArray,
     Columns,
+    Fact,
     FloatArray,
     IntArray,
     PlainNode,
@@ -64,11 +67,14 @@ class CardRule(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a node cannot take a pod; where cards decide it, what each card says, by UUID."""
+class NodeRefusal:
+    """Why a filter refuses a node; where cards decide it, what each card says, by UUID."""
 
+    filter: str
     reason: str
     cards: Mapping[str, str] = field(default_factory=dict)
+    #: Whether it might be lifted when pods leave the node.
+    resolvable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +85,38 @@ class CardRules:
     by_label: Mapping[str | None, CardRule]
 
 
-class Filter(Protocol):
-    """Says which nodes can take the pod."""
+class Filter(ABC):
+    """Says which nodes can take the pod: by the arrays (`passes`) and by the ledger of one node (`refusal`).
 
+    A filter in `Policy.filters` is obeyed wherever nodes are chosen, cleared or explained.
+    """
+
+    #: As people read it.
+    name: str
+
+    @abstractmethod
     def passes(self, trial: Trial) -> BoolArray:
-        """The nodes that can, by the arrays."""
+        """The nodes that can; those before it in the list have passed `trial.passed`."""
 
-    def refusal(self, node: NodeLedger, pod_class: PodClass) -> Refusal | None:
-        """Why this node cannot, in words, from the books themselves; None when it can. Asked for by people only."""
+    @abstractmethod
+    def refusal(self, node: NodeLedger, pod_class: PodClass) -> NodeRefusal | None:
+        """Why this node cannot, in words; None when it can."""
+
+    def fits(self, node: NodeLedger, pod_class: PodClass) -> bool:
+        """Whether this node can: `refusal` without words, for filters that are faster without."""
+        return self.refusal(node, pod_class) is None
+
+
+#: A filter of one node.
+OneFilter = Callable[[PlainNode], bool]
+
+
+@runtime_checkable
+class PlainFilter(Protocol):
+    """A filter that can be asked node by node as well (`single`)."""
+
+    def plain(self, tables: ClassTables) -> OneFilter | None:
+        """The filter for this class in plain numbers; None where it is enough that the cards are found."""
 
 
 class Score(Protocol):
@@ -181,8 +211,14 @@ class CardPolicy(Protocol):
 class ClassTables:
     """A class against every make of card, under one policy and one demand."""
 
-    def __init__(self, pod_class: PodClass, columns: Columns, valuation: Valuation, policy: CardPolicy) -> None:
+    def __init__(
+        self, pod_class: PodClass, policy: CardPolicy, rules: CardRules, ledger: Ledger, valuation: Valuation
+    ) -> None:
+        columns = ledger.columns
         self.pod_class = pod_class
+        self.rules = rules
+        self.ledger = ledger
+        self.valuation = valuation
         self.needs = tuple(NeedTables(need, columns, valuation, policy) for need in pod_class.needs)
         #: The least CPU and memory a node must have free, and that it is there; a pod that asks for none fits anyway.
         least, alive = np.iinfo(np.int64).min, ALIVE if pod_class.several else ALIVE_FOR_ONE
@@ -204,33 +240,44 @@ class ClassTables:
         )
 
 
+class Picks(NamedTuple):
+    """The cards taken on every node of a trial."""
+
+    #: Per need the slots of its cards, [card, row].
+    slots: list[Rows]
+    #: The nodes on which every need found its cards.
+    found: BoolArray
+
+
 class Trial:
     """One class on some nodes."""
 
-    def __init__(
-        self,
-        tables: ClassTables,
-        rows: Rows,
-        ledger: Ledger,
-        valuation: Valuation,
-        rules: CardRules,
-        rng: Random | None = None,
-    ) -> None:
+    #: The nodes that the filters asked so far have passed; None before the first.
+    passed: BoolArray | None = None
+
+    def __init__(self, tables: ClassTables, rows: Rows, rng: Random | None = None) -> None:
         self.tables = tables
         self.pod_class = tables.pod_class
         self.rows = rows
-        self.ledger = ledger
-        self.columns = ledger.columns
-        self.valuation = valuation
-        self._rules = rules
+        self.ledger = tables.ledger
+        self.columns = tables.ledger.columns
+        self.valuation = tables.valuation
+        self._rules = tables.rules
         #: What a rule of chance draws from, once a node has won.
         self.rng = rng
-        #: The lines of `Columns.node`: CPU and memory free, alive, untouched cards, make of the cards, label's policy.
+        #: By `Fact`.
         self.facts: IntArray = self.columns.node.take(rows, axis=0).T
-        self.cpu_free: IntArray = self.facts[0]
-        self.whole_free: IntArray = self.facts[3]
-        self.model: IntArray = self.facts[4]
-        self.labels: IntArray = self.facts[5]
+        self.cpu_free: IntArray = self.facts[Fact.CPU_FREE]
+        self.whole_free: IntArray = self.facts[Fact.WHOLE]
+        self.model: IntArray = self.facts[Fact.MODEL]
+        self.labels: IntArray = self.facts[Fact.POLICY]
+
+    def passing(self, filters: Sequence[Filter]) -> BoolArray:
+        """The nodes that pass all filters, asked one after another."""
+        for rule in filters:
+            passes = rule.passes(self)
+            self.passed = passes if self.passed is None else self.passed & passes
+        return np.ones(len(self.rows), np.bool_) if self.passed is None else self.passed
 
     # Before
 
@@ -243,12 +290,27 @@ class Trial:
 
     @lazy
     def found(self) -> BoolArray:
-        """The nodes that have cards for every need."""
+        """The nodes that have cards for every need, containers sharing cards where they may."""
         if self.pod_class.only_whole:
             return self.whole_free >= self.pod_class.whole
         if self._one_by_code:
             return self._least < NO_FIT
-        return self.picks[1]
+        return self.picks.found
+
+    @lazy
+    def apart(self) -> dict[int, stacking.Deal]:
+        """By position in `rows`, the nodes without cards for the containers together that have cards for them apart.
+
+        Looked for on the nodes that passed the filters so far.
+        """
+        if not self.pod_class.splittable:
+            return {}
+        short = ~self.found if self.passed is None else self.passed & ~self.found
+        deals = {
+            i: stacking.spread(self.ledger.node_at(int(self.rows[i])), self.pod_class)
+            for i in np.flatnonzero(short).tolist()
+        }
+        return {i: deal for i, deal in deals.items() if deal is not None}
 
     @lazy
     def _one_by_code(self) -> bool:
@@ -276,8 +338,8 @@ class Trial:
         return least
 
     @lazy
-    def picks(self) -> tuple[list[Rows], BoolArray]:
-        """Per need the slots of its cards, [card, row], and the nodes on which every need found its cards."""
+    def picks(self) -> Picks:
+        """The cards taken, need by need."""
         found: BoolArray | None = None
         picks: list[Rows] = []
         taken: BoolArray | None = None
@@ -291,7 +353,7 @@ class Trial:
             if len(self.tables.needs) > 1:
                 taken = np.zeros(self.code.shape, np.bool_) if taken is None else taken
                 taken[slots, np.arange(len(self.rows))] = True
-        return picks, np.ones(len(self.rows), np.bool_) if found is None else found
+        return Picks(picks, np.ones(len(self.rows), np.bool_) if found is None else found)
 
     @lazy
     def slot(self) -> IntArray:
@@ -304,7 +366,7 @@ class Trial:
         """The slots taken for shares on one of the nodes, need by need."""
         return [
             int(slot)
-            for slots, tables in zip(self.picks[0], self.tables.needs, strict=True)
+            for slots, tables in zip(self.picks.slots, self.tables.needs, strict=True)
             if not tables.need.share.exclusive
             for slot in slots[:, column]
         ]
@@ -355,7 +417,8 @@ class Trial:
                 rule = self._rules.by_label.get(self.columns.policies[i])
                 if rule is not None:
                     asking = self.labels == i
-                    slots[:, asking] = rule.pick(self, tables, fits)[0][:, asking]
+                    by_label, _ = rule.pick(self, tables, fits)
+                    slots[:, asking] = by_label[:, asking]
         return slots, enough
 
     def _wanted_by_shares(self) -> FloatArray:
@@ -378,7 +441,7 @@ class Trial:
             return self.tables.needs[0].outcome.take(self._least & CODE_MASK, axis=1, mode="clip")
         parts = [
             tables.outcome.take(self.code[slot, self._index], axis=1)
-            for slots, tables in zip(self.picks[0], self.tables.needs, strict=True)
+            for slots, tables in zip(self.picks.slots, self.tables.needs, strict=True)
             for slot in slots
         ]
         return sum(parts[1:], parts[0]) if parts else np.zeros((4, len(self.rows)))

@@ -372,8 +372,7 @@ class Loop:
             return known[1]
         if len(self._diagnoses) >= _DIAGNOSES:
             self._diagnoses.clear()
-        engine = self._books.engine
-        diagnosis = diagnose(engine.ledger, engine.class_of(self._books.request(pod)), verdict)
+        diagnosis = diagnose(self._books.engine, self._books.request(pod), verdict)
         self._diagnoses[waiting.template] = version, diagnosis
         return diagnosis
 

@@ -11,7 +11,6 @@ from shoal.agent.node.annotations import due
 from shoal.agent.node.holdings import holding_of
 from shoal.agent.node.pods import NodePod
 from shoal.kube.objects.pod import Pod
-from shoal.kube.resources import manifest_of
 from shoal.kubelet.cdi import ContainerEdits
 from shoal.kubelet.host_paths import HostPaths
 from shoal.model.contract import gpushare, keti, shoal
@@ -31,7 +30,7 @@ def known(resource: str, annotations: dict[str, str], *, started: bool = True) -
         "status": status,
     }
     pod = msgspec.convert(manifest, Pod)
-    return NodePod(pod, holding_of(manifest_of(pod), node=NodeGpus("node"), unit=MemoryUnit.GIB))
+    return NodePod(pod, holding_of(pod, node=NodeGpus("node"), unit=MemoryUnit.GIB))
 
 
 @pytest.mark.parametrize(

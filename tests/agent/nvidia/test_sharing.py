@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from shoal.agent.node.holdings import HeldTotals, PodHolding, given_holding, hol
 from shoal.agent.nvidia import partitions
 from shoal.agent.nvidia.config import NvidiaConfig, parse
 from shoal.agent.nvidia.replicas import Cut, Slicing, read_label, slicing_of
+from shoal.kube.objects.pod import Pod
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.contract import gpushare, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
@@ -28,15 +30,17 @@ FOUR = Cut("time-slicing", 4)
 NODE = NodeGpus("n", (Gpu("GPU-0", 0, 8192), Gpu("GPU-1", 1, 16384), Gpu("GPU-2", 2, 8192)))
 
 
-def pod(limits: dict[str, dict[str, int]], allocation: Allocation | None = None) -> dict:
+def pod(limits: dict[str, dict[str, int]], allocation: Allocation | None = None) -> Pod:
     """A pod on the node, by container what it asks for."""
     annotations = {} if allocation is None else {shoal.ANNOTATION_ALLOCATION: shoal.encode_allocation(allocation)}
     containers = [{"name": name, "resources": {"limits": amounts}} for name, amounts in limits.items()]
-    return {"metadata": {"annotations": annotations}, "spec": {"nodeName": "n", "containers": containers}}
+    return msgspec.convert(
+        {"metadata": {"annotations": annotations}, "spec": {"nodeName": "n", "containers": containers}}, Pod
+    )
 
 
-def hold(manifest: dict, slicing: Slicing | None) -> PodHolding:
-    return holding_of(manifest, node=NODE, unit=MemoryUnit.GIB, slicing=slicing)
+def hold(pod: Pod, slicing: Slicing | None) -> PodHolding:
+    return holding_of(pod, node=NODE, unit=MemoryUnit.GIB, slicing=slicing)
 
 
 def place(count: int, slicing: Slicing, taken: dict[str, Share] | None = None, resource: str = WHOLE) -> Allocation:

@@ -56,7 +56,7 @@ def test_a_refusal_holds_for_empty_nodes(
     answers = EmptyNodes(used.ledger)
     for _ in range(2):  # worked out, then remembered
         refused = answers.refuse(used.class_of(request), rows)
-        assert refused.tolist() == (empty.worths(request) == -np.inf).tolist()
+        assert refused.tolist() == (~empty.fits(request)).tolist()
 
 
 def test_wishes_for_single_cards_are_left_open() -> None:

@@ -136,7 +136,7 @@ def test_prioritize_lets_the_best_stand_out(scene: Scene) -> None:
 def test_scores_keep_the_order(worths: list[float]) -> None:
     fitting = [place for place, worth in enumerate(worths) if worth > -np.inf]
     best = max(fitting, key=lambda place: worths[place]) if fitting else None
-    found = scores(np.array(worths), best)
+    found = scores(np.array(worths), np.array(worths) > -np.inf, best)
     assert all(0 <= score <= 10 for score in found)
     assert [score > 0 for score in found] == [worth > -np.inf for worth in worths]
     for one in range(len(worths)):

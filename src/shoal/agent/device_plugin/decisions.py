@@ -25,14 +25,14 @@ from shoal.agent.nvidia import partitions
 from shoal.agent.nvidia.replicas import Slicing
 from shoal.kube.client import Client
 from shoal.kube.errors import KubeError
-from shoal.kube.resources import PODS, manifest_of
+from shoal.kube.resources import PODS
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.bound import recorded
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, ModelError, shown
 from shoal.model.gpu import Gpu, NodeGpus
-from shoal.model.manifest import read_pod
+from shoal.model.manifest import pod_parts
 from shoal.model.request import NO_SHARE, ContainerRequest, Request, Share, accepts, fits, mixes
 
 log = logging.getLogger(__name__)
@@ -129,9 +129,8 @@ class Decisions:
     def is_written(self, known: NodePod, allocation: Allocation) -> bool:
         """Whether the pod's record says this, in the words of whichever family."""
         try:
-            pod = read_pod(manifest_of(known.pod))
             asked = replace(Request(), containers=tuple(map(_asked, allocation.containers)))
-            present = recorded(pod, request=asked, node=self._pods.node, unit=self._unit)
+            present = recorded(pod_parts(known.pod), request=asked, node=self._pods.node, unit=self._unit)
         except ModelError:
             return False
         return present is not None and present.containers == allocation.containers

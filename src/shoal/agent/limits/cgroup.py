@@ -161,7 +161,8 @@ async def serve(nvml: Nvml, door: Path, root: Path) -> AsyncIterator[None]:
             await writer.drain()
         writer.close()
 
-    server = await asyncio.start_unix_server(answer, sock=_bound(door))
+    # start_unix_server removes the socket when it closes, from Python 3.13 on: hooks wait at it for the next agent.
+    server = await asyncio.start_server(answer, sock=_bound(door))
     try:
         yield
     finally:

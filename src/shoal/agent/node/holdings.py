@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from shoal.agent.nvidia import replicas
 from shoal.agent.nvidia.replicas import Cut, Slicing
@@ -21,8 +21,8 @@ from shoal.model.contract import gpushare, keti, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, QuantityError, RequestError, shown
 from shoal.model.gpu import Gpu, NodeGpus
-from shoal.model.manifest import PodContainer, PodManifest, read_pod
-from shoal.model.pod import gpus_of_manifest
+from shoal.model.manifest import PodContainer, PodParts, PodStruct, pod_parts
+from shoal.model.pod import gpus_of
 from shoal.model.request import NO_SHARE, ContainerRequest, Request, Share
 
 RESOURCES: Final = (gpushare.RESOURCE_MEMORY, keti.RESOURCE_MPS, nvidia.RESOURCE_GPU, nvidia.RESOURCE_GPU_SHARED)
@@ -68,7 +68,7 @@ class PodHolding:
 
 
 def holding_of(
-    manifest: Mapping[str, Any],
+    pod: PodStruct,
     *,
     node: NodeGpus,
     unit: MemoryUnit,
@@ -79,22 +79,22 @@ def holding_of(
 
     `slicing` is how cards are cut now. Replicas of another cut that were given to nobody are chosen again.
     """
+    parts = pod_parts(pod)
     try:
-        pod = read_pod(manifest)
-        request = gpus_of_manifest(pod, unit=unit)
-        asked = {one.name: found for one in pod.containers if (found := _asked(one)) is not None}
+        request = gpus_of(parts, unit=unit)
+        asked = {one.name: found for one in parts.containers if (found := _asked(one)) is not None}
     except RequestError as error:
         return PodHolding(Request(), problem=str(error))
     resources = {name: resource for name, (resource, _) in asked.items()}
     counts = {name: count for name, (_, count) in asked.items()}
-    plain = PodHolding(request, resources=resources, counts=counts, app_names=pod.app_names())
+    plain = PodHolding(request, resources=resources, counts=counts, app_names=parts.app_names())
     if not resources and not request.containers:
         return PodHolding(request)
     sliceable = {name for name, resource in resources.items() if resource in replicas.RESOURCES}
-    bounds = replace(request, containers=_with_replicas(pod, request, counts, sliceable))
+    bounds = replace(request, containers=_with_replicas(parts, request, counts, sliceable))
     try:
-        allocation = decided or recorded(pod, request=bounds, node=node, unit=unit)
-        selector = shoal.decode_selector(pod.annotations)
+        allocation = decided or recorded(parts, request=bounds, node=node, unit=unit)
+        selector = shoal.decode_selector(parts.annotations)
     except CodecError as error:
         return replace(plain, problem=str(error))
     cut = None if allocation is None else replicas.read_label(allocation.policy)
@@ -105,8 +105,8 @@ def holding_of(
         cut = None if slicing is None else slicing.cut
     else:
         names = set() if cut is None else _replicas_in(allocation, resources)
-    request = replace(request, containers=_with_replicas(pod, request, counts, names), selector=selector)
-    whole = shoal.ANNOTATION_ALLOCATION in pod.annotations
+    request = replace(request, containers=_with_replicas(parts, request, counts, names), selector=selector)
+    whole = shoal.ANNOTATION_ALLOCATION in parts.annotations
     problem = "" if allocation is None else mismatch(request, allocation, node, cut=cut, sliced=names, whole=whole)
     return replace(
         plain,
@@ -145,7 +145,7 @@ def _replicas_in(allocation: Allocation, resources: Mapping[str, str]) -> set[st
 
 
 def _with_replicas(
-    pod: PodManifest, request: Request, counts: Mapping[str, int], sliced: Collection[str]
+    pod: PodParts, request: Request, counts: Mapping[str, int], sliced: Collection[str]
 ) -> tuple[ContainerRequest, ...]:
     """The request with the containers that ask for replicas, in the order of the pod."""
     asked = {container.name: container for container in request.containers}
@@ -155,11 +155,11 @@ def _with_replicas(
     return tuple(asked[one.name] for one in pod.containers if one.name in asked)
 
 
-def given_holding(manifest: Mapping[str, Any], allocation: Allocation) -> PodHolding:
+def given_holding(pod: PodStruct, allocation: Allocation) -> PodHolding:
     """What a pod holds whose containers have been given this, whatever is written on it."""
+    parts = pod_parts(pod)
     try:
-        pod = read_pod(manifest)
-        asked = {one.name: found for one in pod.containers if (found := _asked(one)) is not None}
+        asked = {one.name: found for one in parts.containers if (found := _asked(one)) is not None}
     except RequestError:  # it was read when its containers were given their cards, and has its cards
         return PodHolding(Request(), allocation)
     resources = {name: resource for name, (resource, _) in asked.items()}
@@ -169,7 +169,7 @@ def given_holding(manifest: Mapping[str, Any], allocation: Allocation) -> PodHol
         allocation,
         resources=resources,
         counts={name: count for name, (_, count) in asked.items()},
-        app_names=pod.app_names(),
+        app_names=parts.app_names(),
         sliced=frozenset() if cut is None else frozenset(_replicas_in(allocation, resources)),
         cut=cut,
     )

@@ -20,7 +20,7 @@ from shoal.kube.client import Client
 from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.pod import ContainerStatus, Pod, PodSpec
 from shoal.kube.reflector import Reflector
-from shoal.kube.resources import PODS, manifest_of
+from shoal.kube.resources import PODS
 from shoal.kube.store import Change
 from shoal.model.allocation import Allocation, CardShare, Held
 from shoal.model.bound import on_cards
@@ -284,7 +284,7 @@ class NodePods:
             self.held_version += 1
 
     def _holding_given(self, pod: Pod) -> PodHolding:
-        return given_holding(manifest_of(pod), on_cards(self._given[pod.metadata.uid], self.node))
+        return given_holding(pod, on_cards(self._given[pod.metadata.uid], self.node))
 
     # What is written
 
@@ -353,7 +353,7 @@ class NodePods:
             return self._holding_given(pod)
         first = self._first.get(uid)
         holding = holding_of(
-            manifest_of(pod),
+            pod,
             node=self.node,
             unit=self._unit,
             slicing=self.slicing,

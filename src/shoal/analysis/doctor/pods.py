@@ -18,6 +18,7 @@ from shoal.model.contract import shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.gpu import NodeGpus
+from shoal.model.manifest import pod_parts
 from shoal.model.node import node_gpus
 from shoal.model.pod import request_of
 from shoal.model.request import Request, Share
@@ -71,7 +72,7 @@ def books(installation: Installation) -> Iterator[Finding]:
                 held[key] = held.get(key, Share()) + card.share
             continue
         try:
-            allocation = allocation_of(manifest_of(pod), node=inventory, unit=unit)
+            allocation = allocation_of(pod_parts(pod), node=inventory, unit=unit)
         except CodecError as error:
             broken.append(f"{_name(pod)} ({error})")
             continue
@@ -114,7 +115,7 @@ def _over(node: NodeGpus, uuid: str, share: Share) -> str:
 def _asks(pod: Pod) -> bool:
     """Whether the pod wants cards; one that cannot be read is told by its scheduler."""
     try:
-        return bool(request_of(manifest_of(pod), unit=MemoryUnit.GIB).containers)
+        return bool(request_of(pod_parts(pod), unit=MemoryUnit.GIB).containers)
     except RequestError:
         return False
 

@@ -35,6 +35,8 @@ class PartialPodSpec(Base, frozen=True, kw_only=True):
     node_name: str = ""
     containers: tuple[PartialContainer, ...] = ()
     init_containers: tuple[PartialContainer, ...] = ()
+    resources: Resources | None = None
+    overhead: Quantities = msgspec.field(default_factory=dict)
 
 
 class PartialPodStatus(Base, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from shoal.analysis.inspect.objects import PartialCondition, PartialContainer, PartialNode, PartialPod
+from shoal.analysis.inspect.objects import PartialCondition, PartialNode, PartialPod
 from shoal.analysis.inspect.use import (
     UNKNOWN_ADDRESS,
     ClusterUse,
@@ -23,22 +23,20 @@ from shoal.analysis.inspect.use import (
 )
 from shoal.kube.resources import manifest_of
 from shoal.model.allocation import Allocation, CardShare
-from shoal.model.bound import allocation_of_manifest
+from shoal.model.bound import allocation_of
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, ModelError
 from shoal.model.gpu import Gpu, NodeGpus
-from shoal.model.manifest import Fields, PodContainer, PodManifest
+from shoal.model.manifest import PodParts, pod_parts
 from shoal.model.node import node_gpus
-from shoal.model.pod import gpus_of_manifest
-from shoal.model.request import NO_SHARE, ContainerKind, Share, phases
+from shoal.model.pod import gpus_of
+from shoal.model.request import NO_SHARE, Share, phases
 
 _RESOURCES: Final = frozenset(
     (gpushare.RESOURCE_MEMORY, gpushare.RESOURCE_COMPUTE, keti.RESOURCE_MPS, nvidia.RESOURCE_GPU)
 )
 _COUNTED: Final = (gpushare.RESOURCE_MEMORY, gpushare.RESOURCE_COUNT)
-#: CPU and memory of the pod as a whole, which no table shows.
-_NOTHING: Final[Fields] = {}
 _FINISHED: Final = ("Succeeded", "Failed")
 #: In place of the namespace of a pod that is gone and still holds cards; its UID is all that is known of it.
 GONE: Final = "(gone)"
@@ -188,7 +186,7 @@ def _manifest(node: PartialNode, *, inventory: bool) -> dict[str, object]:
 
 def _read_pod(pod: PartialPod, node: NodeGpus | None, given: tuple[CardShare, ...] | None, unit: MemoryUnit) -> PodUse:
     """What a pod has: by the word of its node's agent if it has been `given` cards, else by its record."""
-    manifest = _pod_manifest(pod)
+    manifest = pod_parts(pod)
     allocation, why = _placed(manifest, node, unit)
     held = allocation.held() if allocation is not None else {}
     if given is not None and held != (by_node := {card.uuid: card.share for card in given}):
@@ -211,36 +209,21 @@ def _read_pod(pod: PartialPod, node: NodeGpus | None, given: tuple[CardShare, ..
     )
 
 
-def _pod_manifest(pod: PartialPod) -> PodManifest:
-    """The pod for `shoal.model`, without the checks of types that decoding has made."""
-    meta, spec = pod.metadata, pod.spec
-    containers = [
-        _container(one, ContainerKind.SIDECAR if one.restart_policy == "Always" else ContainerKind.INIT)
-        for one in spec.init_containers
-    ]
-    containers += [_container(one, ContainerKind.APP) for one in spec.containers]
-    return PodManifest(meta.labels, meta.annotations, spec.node_name, tuple(containers), _NOTHING, _NOTHING, _NOTHING)
-
-
-def _container(container: PartialContainer, kind: ContainerKind) -> PodContainer:
-    return PodContainer(container.name, kind, container.resources.limits, container.resources.requests)
-
-
-def _placed(manifest: PodManifest, node: NodeGpus | None, unit: MemoryUnit) -> tuple[Allocation | None, str]:
+def _placed(manifest: PodParts, node: NodeGpus | None, unit: MemoryUnit) -> tuple[Allocation | None, str]:
     """The decision on a pod, or why the one it carries does not count."""
     if node is None:
         return None, ""
     try:
-        allocation = allocation_of_manifest(manifest, node=node, unit=unit)
+        allocation = allocation_of(manifest, node=node, unit=unit)
     except CodecError as error:
         return None, printable(str(error))
     return allocation, ""
 
 
-def _asked(manifest: PodManifest, unit: MemoryUnit) -> tuple[int, str]:
+def _asked(manifest: PodParts, unit: MemoryUnit) -> tuple[int, str]:
     """The most memory a pod asks for at one time, and why that cannot be read."""
     try:
-        request = gpus_of_manifest(manifest, unit=unit)
+        request = gpus_of(manifest, unit=unit)
     except ModelError as error:
         return 0, printable(str(error))
     running = phases(tuple((container.kind, container) for container in request.containers))

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from shoal.placement.columns import SHARES, Columns, FloatArray, IntArray, Rows, one_by_one
+from shoal.placement.columns import SHARES, Columns, Fact, FloatArray, IntArray, Rows, one_by_one
 from shoal.placement.weights import CPU_NEED, CPU_SPREAD, NEGLIGIBLE
 from shoal.placement.worth.demand import NO_DEMAND, Demand, ModelSet
 from shoal.placement.worth.normal import cdf, loss, loss_at
@@ -101,7 +101,8 @@ class Valuation:
         return False
 
     def _update(self, rows: Rows) -> None:
-        cpu, _, _, whole, model, _ = self._columns.node.take(rows, axis=0).T
+        facts = self._columns.node.take(rows, axis=0).T
+        cpu, whole, model = facts[Fact.CPU_FREE], facts[Fact.WHOLE], facts[Fact.MODEL]
         worth = _sum_of_each(self.code_worth.take(self._columns.code.take(rows, axis=0)))
         stranded = self.stranding(worth, cpu)
         usable = ((worth - stranded) / _UNIT).astype(np.int64)

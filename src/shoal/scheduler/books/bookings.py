@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from shoal.kube.objects.pod import Pod
-from shoal.kube.resources import manifest_of
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.bound import allocation_of
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError
 from shoal.model.gpu import NodeGpus
+from shoal.model.manifest import pod_parts
 from shoal.model.request import Request
 from shoal.placement.ledger import Booking, NodeLedger
 
@@ -73,7 +73,7 @@ def holding_of(
     problem = ""
     allocation: Allocation | None = None
     try:
-        allocation = allocation_of(manifest_of(pod), node=inventory or NodeGpus(node), unit=unit, request=request)
+        allocation = allocation_of(pod_parts(pod), node=inventory or NodeGpus(node), unit=unit, request=request)
     except CodecError as error:
         problem = str(error)
     if given is not None:

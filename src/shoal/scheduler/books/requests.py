@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 
 from shoal.kube.objects.pod import Pod
-from shoal.kube.resources import manifest_of
 from shoal.model.contract import keti
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import RequestError
+from shoal.model.manifest import pod_parts
 from shoal.model.pod import ANNOTATIONS_READ, LABELS_READ, request_of
 from shoal.model.request import Request
 
@@ -54,7 +54,7 @@ class Requests:
 
     def _read(self, pod: Pod) -> Request | str:
         try:
-            return request_of(manifest_of(pod), unit=self._unit)
+            return request_of(pod_parts(pod), unit=self._unit)
         except RequestError as error:
             return str(error)
 

@@ -66,7 +66,7 @@ class Bind:
         return allocation
 
     def _refusal(self, pod: Pod, node: str) -> str:
-        engine = self._books.engine
-        books, pod_class = engine.ledger.node(node), engine.class_of(self._books.request(pod))
-        detail = "" if books is None else node_refusal(books, pod_class)
-        return f"{shortage(pod_class)}: {detail or node}"
+        engine, request = self._books.engine, self._books.request(pod)
+        known = engine.ledger.node(node)
+        detail = "" if known is None else node_refusal(engine, known, request)
+        return f"{shortage(engine.class_of(request))}: {detail or node}"

@@ -13,8 +13,8 @@ import numpy as np
 from shoal.model.gpu import Gpu
 from shoal.placement.classes import PodClass
 from shoal.placement.columns import ALIVE, SHARES, BoolArray, Rows
+from shoal.placement.filters import CardFit
 from shoal.placement.ledger import CardLedger, Ledger, NodeLedger
-from shoal.placement.policies import CARD_FIT
 
 #: Classes, and sets of cards of each, that are remembered.
 _CLASSES: Final = 1_000
@@ -30,6 +30,7 @@ class EmptyNodes:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self._card_fit = CardFit()
         self._known: dict[PodClass, dict[_Key, bool]] = {}
 
     def refuse(self, pod_class: PodClass, rows: Rows) -> BoolArray:
@@ -58,7 +59,7 @@ class EmptyNodes:
         if answer is None:
             if len(known) >= _SETS:
                 known.clear()
-            answer = known[key] = CARD_FIT.refusal(self._node(key), pod_class) is not None
+            answer = known[key] = not self._card_fit.fits(self._node(key), pod_class)
         return answer
 
     def _answers(self, pod_class: PodClass) -> dict[_Key, bool]:

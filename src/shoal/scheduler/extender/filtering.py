@@ -21,8 +21,8 @@ from shoal.kube.objects.pod import Pod
 from shoal.model.contract import gpushare
 from shoal.model.errors import RequestError
 from shoal.model.request import Request
-from shoal.placement.classes import PodClass
 from shoal.placement.columns import BoolArray, Rows
+from shoal.placement.engine import Engine
 from shoal.placement.errors import PolicyError
 from shoal.placement.ledger import NodeLedger
 from shoal.scheduler.books.books import Books
@@ -31,8 +31,7 @@ from shoal.scheduler.extender.memory.holds import Holds
 from shoal.scheduler.extender.memory.refused import Refused
 from shoal.scheduler.extender.wire import ExtenderArgs, Filtered
 from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.preemption.search import EngineFit
-from shoal.scheduler.telling.words import node_refusal, shortage
+from shoal.scheduler.telling.words import node_refusal, other_refusals, shortage
 
 #: Few enough nodes to offer all that fit, and to say why the others do not.
 OFFER_ALL: Final = 64
@@ -101,8 +100,7 @@ class Filter:
         if count == len(names):
             return Filtered(passed)
         refused = list(compress(names, (~fits).tolist())) if count else names
-        pod_class = self._books.engine.class_of(request)
-        return Filtered(passed, *self._reasons(pod_class, refused, rows[~fits], last=not count))
+        return Filtered(passed, *self._reasons(request, refused, rows[~fits], last=not count))
 
     def _best(self, pod: Pod, args: ExtenderArgs, among: BoolArray) -> Filtered | None:
         """Only the node that the engine takes, with the cards held there; None when the pod fits nowhere."""
@@ -121,18 +119,18 @@ class Filter:
 
     def _fitting(self, request: Request, rows: Rows) -> BoolArray:
         """Whether each node can take the request. One row too many stands for nodes nobody knows."""
-        worths = self._books.engine.worths(request)
-        fits: BoolArray = np.append(worths, -np.inf)[rows] > -np.inf
+        fits: BoolArray = np.append(self._books.engine.fits(request), False)[rows]
         return fits
 
     def _reasons(
-        self, pod_class: PodClass, names: Sequence[str], rows: Rows, *, last: bool
+        self, request: Request, names: Sequence[str], rows: Rows, *, last: bool
     ) -> tuple[dict[str, str], dict[str, str]]:
         """Why the pod cannot go to these nodes: where preemption might help, and where it cannot.
 
         Nobody reads the reasons while another node is left. Only the `last` ones are worth the details.
         """
-        columns = self._books.engine.ledger.columns
+        engine = self._books.engine
+        columns, pod_class = engine.ledger.columns, engine.class_of(request)
         known = rows < columns.rows
         bare = np.zeros(len(rows), np.bool_)
         bare[known] = columns.code[rows[known]].max(axis=1) == 0
@@ -141,13 +139,18 @@ class Filter:
         if last:
             hopeless[carded] = self._empty.refuse(pod_class, rows[carded])
         short = shortage(pod_class)
-        failed = self._told(names, (carded & ~hopeless, short), (~known, UNKNOWN_NODE))
+        lacking = carded & ~hopeless
+        others: list[tuple[BoolArray, str]] = []
+        for reason, refused in other_refusals(engine, request):
+            others.append((lacking & np.append(refused, False)[rows], reason))
+            lacking &= ~others[-1][0]
+        failed = self._told(names, *others, (lacking, short), (~known, UNKNOWN_NODE))
         unresolvable = self._told(names, (hopeless, short), (bare, gpushare.REASON_NOT_SHARED))
         if last:
             for name, row in zip(names[:DETAILED], rows[:DETAILED].tolist(), strict=True):
                 if row < columns.rows:
                     told = failed if name in failed else unresolvable
-                    told[name] = _detail(short, self._books.engine.ledger.node_at(row), pod_class)
+                    told[name] = _detail(told[name], engine, engine.ledger.node_at(row), request)
         return failed, unresolvable
 
     def _told(self, names: Sequence[str], *reasons: tuple[BoolArray, str]) -> dict[str, str]:
@@ -174,7 +177,7 @@ class Filter:
             row = None if booking is None else self._books.rows.get(booking.node)
             if booking is not None and row is not None and among[row]:
                 held_on.setdefault(booking.node, set()).add(uid)
-        fits = EngineFit(ledger, self._books.engine.class_of(request))
+        fits = self._books.engine.fits_without(request)
         return any(fits(node, frozenset(uids)) for node, uids in held_on.items())
 
 
@@ -184,9 +187,9 @@ def rows_of(books: Books, names: Sequence[str]) -> Rows:
     return np.fromiter(map(books.rows.get, names, repeat(unknown)), np.intp, len(names))
 
 
-def _detail(short: str, node: NodeLedger, pod_class: PodClass) -> str:
+def _detail(short: str, engine: Engine, node: NodeLedger, request: Request) -> str:
     if not node.slots:
         return gpushare.not_shared_reason(node.name)
-    detail = node_refusal(node, pod_class)
+    detail = node_refusal(engine, node, request)
     text = f"{short}: {detail}" if detail else f"{BESIDE_CARDS}: {node.name}"
     return text if len(text) <= MAX_DETAIL else text[: MAX_DETAIL - 1] + "…"

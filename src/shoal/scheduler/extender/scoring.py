@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.kube.objects.pod import Pod
 from shoal.model.errors import RequestError
-from shoal.placement.columns import FloatArray
+from shoal.placement.columns import BoolArray, FloatArray
 from shoal.placement.errors import PolicyError
 from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender.filtering import rows_of
@@ -43,23 +43,25 @@ class Prioritize:
             self._holds.release(pod.metadata.uid)
             if ledger.booking(pod.metadata.uid) is not None:
                 return none
-            worths = np.append(self._books.engine.worths(request), -np.inf)
+            # One row too many stands for nodes nobody knows.
+            worths = np.append(self._books.engine.worths(request), 0.0)
+            fits = np.append(self._books.engine.fits(request), False)
             rows = rows_of(self._books, args.names)
             among = np.zeros(len(worths), np.bool_)
             among[rows] = True
             best = self._holds.place(pod, among=among[:-1])
         except (RequestError, PolicyError):
             return none
-        return scores(worths[rows], None if best is None else args.names.index(best.node))
+        return scores(worths[rows], fits[rows], None if best is None else args.names.index(best.node))
 
 
-def scores(worths: FloatArray, best: int | None) -> list[int]:
+def scores(worths: FloatArray, fits: BoolArray, best: int | None) -> list[int]:
     """Worths as scores: the best node stands out, the others keep their order, those that do not fit get nothing.
 
     Of the others, the worst that fits gets 1 and the best 8 unless all are equal: then all get 8.
     """
     result = np.full(len(worths), MIN_SCORE, np.int64)
-    others = worths > -np.inf
+    others = fits.copy()
     if best is not None:
         others[best] = False
         result[best] = MAX_SCORE

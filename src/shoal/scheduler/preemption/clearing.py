@@ -23,7 +23,6 @@ from shoal.scheduler.books.books import Books
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.preemption.budgets import Budgets
 from shoal.scheduler.preemption.search import (
-    EngineFit,
     OnNode,
     Plan,
     candidate_limit,
@@ -120,8 +119,7 @@ class Clearing:
         level = pod.spec.priority or 0
         if refusal(pod.spec.preemption_policy, priority=level) or self._books.lowest_priority() >= level:
             return None
-        engine = self._books.engine
-        cards_fit = EngineFit(engine.ledger, engine.class_of(self._books.request(pod)))
+        cards_fit = self._books.engine.fits_without(self._books.request(pod))
 
         def fits(node: str, gone: frozenset[str]) -> bool:
             row = self._books.row(node)

@@ -11,16 +11,12 @@ Evicting, and keeping the place free until the victims are gone, is the loop's. 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from shoal.kube.objects.pod import Pod
 from shoal.kube.objects.policy import PodDisruptionBudget
 from shoal.kube.resources import key_of
-from shoal.model.request import accepts
-from shoal.placement.classes import CardNeed, PodClass
-from shoal.placement.ledger import CardLedger, Ledger, NodeLedger
-from shoal.placement.policies import CARD_FIT, FILTERS
 
 #: Nodes on which victims are looked for: a tenth of all, but this many if there are as many.
 MIN_CANDIDATES: Final = 100
@@ -146,75 +142,6 @@ def _youth(plan: Plan) -> str:
     """Since when the longest-running of the most important victims runs."""
     highest = max((pod.priority for pod in plan.victims), default=0)
     return min((pod.started or _NOT_STARTED for pod in plan.victims if pod.priority == highest), default=_NOT_STARTED)
-
-
-class EngineFit:
-    """Whether a request would fit on a node if some of its pods were gone: `fits` of `choose`, by the exact books.
-
-    Cards, CPU and memory count, as in placement itself. The books stay as they are: a copy of the node last asked about
-    is kept, so that asking again with one pod more or less costs only that pod and its cards.
-    """
-
-    def __init__(self, ledger: Ledger, pod_class: PodClass) -> None:
-        self._ledger = ledger
-        self._class = pod_class
-        self._version = -1
-        self._node: NodeLedger | None = None
-        self._away: frozenset[str] = frozenset()
-        #: Per need of the class, by UUID, whether the card holds it.
-        self._room: list[dict[str, bool]] = []
-
-    def __call__(self, node: str, without: frozenset[str]) -> bool:
-        """Pods that are not on the node make no difference."""
-        books = self._copy_of(node)
-        if books is None:
-            return False
-        for pod in without - self._away:
-            self._post(books, pod, -1)
-        for pod in self._away - without:
-            self._post(books, pod, +1)
-        self._away = without
-        return all(rule.refusal(books, self._class) is None for rule in FILTERS) and self._on_cards(books)
-
-    def _on_cards(self, books: NodeLedger) -> bool:
-        needs = self._class.needs
-        enough = all(sum(room.values()) >= need.gpus for need, room in zip(needs, self._room, strict=True))
-        if len(needs) <= 1 and not self._class.several and (enough or not self._class.splittable):
-            return enough
-        return CARD_FIT.refusal(books, self._class) is None
-
-    def _copy_of(self, name: str) -> NodeLedger | None:
-        version = self._ledger.columns.version
-        if self._node is None or self._node.name != name or self._version != version:
-            books = self._ledger.node(name)
-            self._version = version
-            self._away = frozenset()
-            if books is None or books.inventory is None:
-                self._node = None
-                return None
-            cards = {uuid: replace(card) for uuid, card in books.cards.items()}
-            slots = [cards[card.inventory.uuid] for card in books.slots]
-            self._node = replace(books, cards=cards, slots=slots)
-            self._room = [
-                {card.inventory.uuid: self._holds(card, need) for card in slots} for need in self._class.needs
-            ]
-        return self._node
-
-    def _holds(self, card: CardLedger, need: CardNeed) -> bool:
-        return accepts(self._class.selector, card.inventory) and card.refusal(need.share) is None
-
-    def _post(self, books: NodeLedger, pod: str, sign: int) -> None:
-        booking = books.pods.get(pod)
-        if booking is None:
-            return
-        books.cpu_used += sign * booking.cpu_milli
-        books.memory_used += sign * booking.memory_mib
-        for uuid, share in booking.allocation.held().items():
-            card = books.cards[uuid]
-            card.add(share, sign)
-            if card.gpu is not None:
-                for need, room in zip(self._class.needs, self._room, strict=True):
-                    room[uuid] = self._holds(card, need)
 
 
 # Disruption budgets

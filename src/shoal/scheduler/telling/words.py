@@ -7,7 +7,7 @@ little more than those for three.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,19 +17,18 @@ from shoal.model.contract import gpushare
 from shoal.model.errors import RequestError
 from shoal.model.gpu import Gpu
 from shoal.model.pod import check_fits_some_card
-from shoal.model.request import accepts_model
+from shoal.model.request import Request, accepts_model
 from shoal.placement.classes import PodClass
 from shoal.placement.columns import BoolArray
+from shoal.placement.engine import Engine
+from shoal.placement.filters import CARD_FIT, NODE_RESOURCES
 from shoal.placement.ledger import Ledger, NodeLedger
-from shoal.placement.policies import CARD_FIT
 from shoal.scheduler.feasibility.feasibility import Verdict
 from shoal.scheduler.queue.wake import Wake
 
 #: Nodes that are told card by card, and cards of each.
 _CLOSEST: Final = 3
 _CARDS: Final = 8
-#: The name under which a refusal by the cards stands beside kube-scheduler's filters.
-CARDS: Final = "Cards"
 
 #: What may lift a refusal, by the filter that made it; anything may lift one that is not listed.
 _HELPS: Final[Mapping[str, Wake]] = {
@@ -37,14 +36,14 @@ _HELPS: Final[Mapping[str, Wake]] = {
     "NodeName": Wake.NODE_ADDED,
     "NodeUnschedulable": Wake.NODE_TAINTS,
     "TaintToleration": Wake.NODE_TAINTS,
-    "NodeResourcesFit": Wake.NODE_RESOURCES,
+    NODE_RESOURCES: Wake.NODE_RESOURCES,
     "NodePorts": Wake.PODS,
     "InterPodAffinity": Wake.PODS | Wake.NODE_LABELS,
     "PodTopologySpread": Wake.PODS | Wake.NODE_LABELS | Wake.NODE_TAINTS,
     "VolumeBinding": Wake.VOLUMES | Wake.NODE_LABELS,
     "VolumeZone": Wake.VOLUMES | Wake.NODE_LABELS,
     "VolumeRestrictions": Wake.VOLUMES | Wake.PODS,
-    CARDS: Wake.CARDS_FREED | Wake.NODE_RESOURCES,
+    CARD_FIT: Wake.CARDS_FREED | Wake.NODE_RESOURCES,
 }
 
 
@@ -60,8 +59,9 @@ class Diagnosis:
     candidates: BoolArray
 
 
-def diagnose(ledger: Ledger, pod_class: PodClass, verdict: Verdict) -> Diagnosis:
-    """Why the class fits on none of the nodes."""
+def diagnose(engine: Engine, request: Request, verdict: Verdict) -> Diagnosis:
+    """Why the request fits on none of the nodes."""
+    ledger, pod_class = engine.ledger, engine.class_of(request)
     columns = ledger.columns
     rows = columns.rows
     alive = columns.alive[:rows] > 0
@@ -79,13 +79,17 @@ def diagnose(ledger: Ledger, pod_class: PodClass, verdict: Verdict) -> Diagnosis
     total = int(np.count_nonzero(alive))
     detail = _never(ledger, pod_class)
     if np.count_nonzero(allowed):
-        helps |= _HELPS[CARDS]
+        for rule in engine.policy_for(request).filters:
+            helps |= _HELPS.get(rule.name, ~Wake(0))
         bare = allowed & (columns.code[:rows].max(axis=1) == 0)
         _add(counts, "node(s) had no GPU", int(np.count_nonzero(bare)))
         short = allowed & ~bare
+        for reason, others in other_refusals(engine, request):
+            _add(counts, reason, int(np.count_nonzero(short & others)))
+            short &= ~others
         _add(counts, shortage(pod_class), int(np.count_nonzero(short)))
         candidates &= ~bare
-        detail = detail or _closest(ledger, pod_class, short)
+        detail = detail or _closest(engine, pod_class, allowed & ~bare)
     message = f"0/{total} nodes are available"
     if counts:
         message += ": " + ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
@@ -114,24 +118,32 @@ def shortage(pod_class: PodClass) -> str:
     return gpushare.REASON_INSUFFICIENT if cards == 1 else f"Insufficient GPU Memory in {cards} devices"
 
 
-def _closest(ledger: Ledger, pod_class: PodClass, short: BoolArray) -> str:
+def other_refusals(engine: Engine, request: Request) -> Iterator[tuple[str, BoolArray]]:
+    """In words, the nodes that a filter of the policy refuses for other reasons than cards, CPU and memory, by row."""
+    for rule in engine.policy_for(request).filters:
+        if rule.name not in (CARD_FIT, NODE_RESOURCES):
+            yield f"node(s) refused by {rule.name}", ~engine.passes(request, rule)
+
+
+def _closest(engine: Engine, pod_class: PodClass, short: BoolArray) -> str:
     """The nodes with the most free on one card, told card by card."""
     if not pod_class.needs:
         return ""
-    columns = ledger.columns
+    columns = engine.ledger.columns
     found = np.flatnonzero(short)
     if pod_class.needs[0].share.exclusive:
         key = columns.whole[found]
     else:
         key = columns.memory_free[found].max(axis=1)
     best = found[np.argsort(-key, kind="stable")[:_CLOSEST]]
-    told = [text for row in best.tolist() if (text := node_refusal(ledger.node_at(row), pod_class))]
+    nodes = (engine.ledger.node_at(row) for row in best.tolist())
+    told = [text for node in nodes if (text := node_refusal(engine, node, pod_class.request))]
     return "Closest: " + "; ".join(told) if told else ""
 
 
-def node_refusal(node: NodeLedger, pod_class: PodClass) -> str:
-    """Why the cards of a node cannot take the pod, card by card; empty when they can."""
-    refusal = CARD_FIT.refusal(node, pod_class)
+def node_refusal(engine: Engine, node: NodeLedger, request: Request) -> str:
+    """Why a node cannot take the pod, card by card; empty when only CPU or memory are short, which are told apart."""
+    refusal = next((one for one in engine.explain(request, node) if one.filter != NODE_RESOURCES), None)
     if refusal is None:
         return ""
     indices = {card.inventory.uuid: card.inventory.index for card in node.slots}

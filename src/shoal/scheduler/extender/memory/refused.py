@@ -89,7 +89,6 @@ class Refused:
 
     def _fitting(self, request: Request) -> BoolArray:
         try:
-            fits: BoolArray = self._books.engine.worths(request) > -np.inf
+            return self._books.engine.fits(request)
         except PolicyError:
             return np.zeros(0, np.bool_)  # told when it is asked for
-        return fits
