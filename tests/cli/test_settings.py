@@ -17,6 +17,7 @@ from shoal.cli.main import main
 from shoal.cli.settings import OneLine, ServiceSettingsError, escaped, load
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.scheduler.config import SECRET, SchedulerConfig, TlsConfig
+from tests.soak import times
 
 
 def scheduler(tmp_path: Path, text: str, **flags: Any) -> SchedulerConfig:
@@ -135,7 +136,7 @@ ANYTHING = st.recursive(
 KEYS = st.sampled_from(["nodeName", "memoryUnit", "resources", "mpsClients", "port", "policy", "election", "tls", "x"])
 
 
-@settings(max_examples=30)
+@settings(max_examples=times(30))
 @given(st.dictionaries(KEYS, ANYTHING, max_size=5) | ANYTHING)
 def test_no_file_does_worse_than_a_message(tmp_path_factory: pytest.TempPathFactory, document: object) -> None:
     path = tmp_path_factory.getbasetemp() / "any.yaml"

@@ -21,6 +21,7 @@ from shoal.scheduler.binder import annotations_of
 from shoal.scheduler.cluster_events import ClusterEvent
 from shoal.scheduler.feasibility.tables import ClusterTables
 from shoal.scheduler.state.cluster_state import REASON_NODE, REASON_OVER, REASON_POD, ClusterState
+from tests.soak import times
 from tests.testbed.fake_nodes import node as node_object
 
 NODES = ("n0", "n1", "n2")
@@ -230,7 +231,7 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
-TestHistory.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestHistory.settings = settings(max_examples=times(40), stateful_step_count=30, deadline=None)
 
 
 # Single cases

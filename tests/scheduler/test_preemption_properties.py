@@ -16,6 +16,7 @@ from shoal.model.request import Request, Share
 from shoal.placement.engine import Engine
 from shoal.scheduler.preemption.search import PodOnNode, PreemptionPlan, choose
 from tests.placement.clusters import GIB, WHOLE, booking, ledger_of, node, request
+from tests.soak import times
 
 CARD = 8 * GIB
 CLIENTS = 10
@@ -157,7 +158,7 @@ def plan_for(cluster: Sequence[Place], asked: Request, budgets: Mapping[Hashable
 budget_tables = st.fixed_dictionaries({"x": st.integers(0, 2), "y": st.integers(0, 1)})
 
 
-@settings(max_examples=400)
+@settings(max_examples=times(400))
 @given(places("n1"), requests(), budget_tables)
 def test_on_one_node_no_better_set_of_victims_exists(
     place: Place, asked: Request, budgets: dict[Hashable, int]
@@ -172,7 +173,7 @@ def test_on_one_node_no_better_set_of_victims_exists(
     assert priorities == sorted(priorities, reverse=True)
 
 
-@settings(max_examples=300)
+@settings(max_examples=times(300))
 @given(places("n1"), places("n2"), places("n3"), requests(), budget_tables)
 def test_of_several_nodes_the_cheapest_is_taken(
     one: Place, two: Place, three: Place, asked: Request, budgets: dict[Hashable, int]
@@ -189,7 +190,7 @@ def test_of_several_nodes_the_cheapest_is_taken(
     assert plan.violations == broken
 
 
-@settings(max_examples=300)
+@settings(max_examples=times(300))
 @given(places("n1"), requests(), st.data())
 def test_the_books_without_some_pods_say_what_fits(place: Place, asked: Request, data: st.DataObject) -> None:
     """Asked in any order, one node after itself: the answers are those of books that never had these pods."""

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from shoal.scheduler.cluster_events import ClusterEvent
 from shoal.scheduler.queue.order import Standing
 from shoal.scheduler.queue.queue import QueuedPod, QueuePlace, SchedulingQueue
+from tests.soak import times
 
 UIDS = [f"p{number}" for number in range(6)]
 FACES = (ClusterEvent.CARDS_FREED, ClusterEvent.GANG)
@@ -336,7 +337,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert tried == free
 
 
-QueueMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
+QueueMachine.TestCase.settings = settings(max_examples=times(200), stateful_step_count=40)
 TestQueue = QueueMachine.TestCase
 
 

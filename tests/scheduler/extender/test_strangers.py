@@ -125,7 +125,7 @@ async def test_waiting_for_the_watch_is_bounded(scene: Scene) -> None:
     tasks = [asyncio.create_task(waiting.until_shown(ObjectMeta(uid=f"u{n}"), seconds=60)) for n in range(MOST - 1)]
     tasks.append(asyncio.create_task(waiting.until_shown(ObjectMeta(uid="uid-p"), seconds=60)))
     await asyncio.sleep(0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(45):
         await waiting.until_shown(ObjectMeta(uid="one more"), seconds=60)
         scene.add_pod(pod("p"))
         waiting.on_pod(Change(ChangeType.ADDED, None, msgspec.convert(pod("p"), Pod)))
@@ -177,7 +177,7 @@ async def test_a_pod_is_decided_on_as_new_as_the_caller_has_it(
 async def test_bind_refuses_names_that_cannot_be(scene: Scene, change: dict[str, Any]) -> None:
     scene.add_pod(pod("p"))
     body = json.dumps(json.loads(binding(pod("p"), "a")) | change).encode()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(45):
         error = json.loads(await scene.verbs.bind(body))["Error"]
     assert "characters: give 1 to 253" in error
     assert len(error) < 200
@@ -188,7 +188,7 @@ async def test_bind_refuses_names_that_cannot_be(scene: Scene, change: dict[str,
 async def test_bind_of_a_pod_that_is_not_shown_ends_at_once(scene: Scene, change: dict[str, Any]) -> None:
     scene.add_pod(pod("p"))
     body = json.dumps(json.loads(binding(pod("p"), "a")) | change).encode()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(45):
         assert "has not shown such a pod" in json.loads(await scene.verbs.bind(body))["Error"]
     assert untouched(scene)
 
@@ -219,7 +219,7 @@ async def test_what_the_api_server_refuses_for_good_ends_and_frees_the_cards(clu
         shown = cluster.add_pod(ghost)
         allocation = cluster.state.place(shown, node="a")
         assert allocation is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             with pytest.raises(BindError):
                 await cluster.binder.bind(shown, allocation)
         assert untouched(cluster), ghost["metadata"]

@@ -13,6 +13,7 @@ from tests.scheduler.feasibility import reference, reference_favour
 from tests.scheduler.feasibility.made_up import NAMESPACES, Dice
 from tests.scheduler.feasibility.rows import Rows, pod_of
 from tests.scheduler.feasibility.world import Manifest, World
+from tests.soak import times
 
 STEPS = 25
 
@@ -143,7 +144,7 @@ class Change:
         self.rows.take_in(World(volumes=fresh.volumes, claims=fresh.claims, classes=fresh.classes))
 
 
-@settings(max_examples=120)
+@settings(max_examples=times(120))
 @given(seed=st.integers(0, 2**32))
 def test_the_filters_agree_with_plain_loops(seed: int) -> None:
     dice = Dice(seed)
@@ -153,7 +154,7 @@ def test_the_filters_agree_with_plain_loops(seed: int) -> None:
         compare(world, rows, dice.pod(claims=claim_names(world)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=times(60))
 @given(seed=st.integers(0, 2**32))
 def test_kept_by_change_is_as_built_anew(seed: int) -> None:
     """The same waiting pods, again and again, while the cluster changes under them."""
@@ -181,7 +182,7 @@ def test_kept_by_change_is_as_built_anew(seed: int) -> None:
         assert told[0] == told[1]
 
 
-@settings(max_examples=60)
+@settings(max_examples=times(60))
 @given(seed=st.integers(0, 2**32))
 def test_fits_without_is_a_verdict_on_the_cluster_without(seed: int) -> None:
     dice = Dice(seed)
@@ -198,7 +199,7 @@ def test_fits_without_is_a_verdict_on_the_cluster_without(seed: int) -> None:
             assert rows.feasibility.fits_without(pod_of(pod), rows.rows[name], gone) == expected, (pod, gone)
 
 
-@settings(max_examples=30)
+@settings(max_examples=times(30))
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_telling_everything_twice_changes_nothing(seed: int, data: Any) -> None:
     dice = Dice(seed)

@@ -13,6 +13,7 @@ from tests.scheduler.feasibility.made_up import HOST, Dice
 from tests.scheduler.feasibility.rows import Rows, pod_of
 from tests.scheduler.feasibility.test_reference import claim_names, compare, made_up_world, put
 from tests.scheduler.feasibility.world import Manifest, World
+from tests.soak import times
 
 
 def apart_from(app: str) -> Manifest:
@@ -96,7 +97,7 @@ def test_rows_grow_under_verdicts() -> None:
         compare(world, rows, pod)
 
 
-@settings(max_examples=40)
+@settings(max_examples=times(40))
 @given(seed=st.integers(0, 2**32))
 def test_the_order_of_events_does_not_matter(seed: int) -> None:
     """Pods before their nodes, claims before their classes."""
