@@ -1,5 +1,6 @@
 """NVML alone: drivers that are missing, come late or answer badly. The library is the stand-in."""
 
+import ctypes
 import os
 import re
 import subprocess
@@ -18,10 +19,11 @@ from shoal.gpu.nvml.driver import NvmlDriver
 from shoal.gpu.protocol import Card, ComputeMode, MemoryLimit, RemappedRows, Sample
 from shoal.model.contract.shoal import decode_gpus, encode_gpus
 from tests.gpu.machines import ShimMachine
-from tests.testbed.nvml.shim import SOURCE, Shim
+from tests.soak import times
+from tests.testbed.nvml.shim import SOURCE, Shim, declared
 
 UNSUPPORTED, NO_PERMISSION, NO_FUNCTION, LOST, UNKNOWN = 3, 4, 13, 15, 999
-FUNCTIONS = re.findall(r"^(?:int |READING\(|CHOSEN\(|PAIR\()(nvml\w+)", SOURCE.read_text(), re.MULTILINE)
+FUNCTIONS = re.findall(r"^(?:nvmlReturn_t |READING\(|CHOSEN\(|PAIR\()(nvml\w+)", SOURCE.read_text(), re.MULTILINE)
 
 
 @pytest.fixture
@@ -50,6 +52,16 @@ def test_the_stand_in_has_what_is_called() -> None:
     served = {re.sub(r"_v\d$", "", function) for function in FUNCTIONS}
     left = {call for call in calls if re.sub(r"_v\d$", "", call) not in served}
     assert left == {"nvmlLib", "nvmlMemory_v2"}  # no functions
+
+
+def test_the_stand_in_has_every_call_of_the_header(shim: Shim) -> None:
+    """What it knows nothing of answers FUNCTION_NOT_FOUND, so that programs of others can look up any name."""
+    library = ctypes.CDLL(str(shim.library))
+    names = declared()
+    assert len(names) > 400
+    assert set(FUNCTIONS) <= names, "no call of our own making"
+    assert [name for name in sorted(names) if not hasattr(library, name)] == []
+    assert library.nvmlDeviceGetVgpuMetadata(None, None, None) == NO_FUNCTION
 
 
 def test_no_library(tmp_path: Path) -> None:
@@ -311,7 +323,7 @@ files = st.builds(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=times(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(state=files | st.binary(max_size=500))
 def test_whatever_the_driver_answers(shim: Shim, state: bytes) -> None:
     """Any answer is read, or is one of our errors; an inventory that comes of it can be published."""

@@ -49,7 +49,7 @@ class NodeAnswer(Answer, frozen=True):
     #: Refused, though its cards, CPU and memory would be enough.
     has_room: bool = False
     score: float | None = None
-    #: Preferred affinity and taints to be avoided, 0 to 100, compared before the score; None where nothing is preferred.
+    #: Preferred affinity and taints to avoid, 0 to 100, compared before the score; None where nothing is preferred.
     preference: float | None = None
     #: The cards it would take there, by index.
     takes: tuple[int, ...] = ()
@@ -107,7 +107,7 @@ class _NodeAnswers:
         )
 
     def _refused(self, row: int, node: NodeLedger, refusals: Sequence[NodeRefusal]) -> tuple[str, str, bool] | None:
-        reasons = [one for one in self._verdict.refusals if one.rows[row]]
+        reasons = [one for one in self._verdict.rejections if one.rows[row]]
         if reasons:
             return reasons[0].filter, ", ".join(one.reason for one in reasons), reasons[0].resolvable
         if node.name in self._promised:

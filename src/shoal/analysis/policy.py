@@ -12,7 +12,7 @@ from shoal.kube.resources import key_of
 from shoal.model.contract import keti, shoal
 from shoal.model.errors import CodecError
 from shoal.placement.policies import Policy, policy_named
-from shoal.scheduler.keti_policy import KetiPolicy
+from shoal.scheduler.keti_policy import KetiPolicyReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ def in_force(snapshot: ClusterSnapshot) -> PolicyInForce:
     """KETI's policy where its ConfigMap is, else the configured one."""
     settings = snapshot.settings
     configured = policy_named(settings.policy)
-    follower = KetiPolicy(configured, namespaces=settings.policy_namespaces)
+    follower = KetiPolicyReader(configured, namespaces=settings.policy_namespaces)
     policy, problems = configured, list[str]()
     for configmap in snapshot.config_maps:
         if follower.concerns(configmap):

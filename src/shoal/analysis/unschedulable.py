@@ -16,8 +16,8 @@ from shoal.model.errors import RequestError
 from shoal.model.request import ContainerRequest, Share, accepts
 from shoal.placement.columns import BoolArray
 from shoal.placement.ledger import NodeLedger
-from shoal.scheduler.preemption.search import OnNode, candidate_limit, choose, refusal
-from shoal.scheduler.telling.words import diagnose
+from shoal.scheduler.preemption.search import PodOnNode, candidate_limit, choose, refusal
+from shoal.scheduler.reporting.diagnosis import diagnose
 
 
 class Unschedulable(Answer, frozen=True):
@@ -63,7 +63,7 @@ class NodeVictims(Answer, frozen=True):
 def preempts(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVictims | None:
     """The pods that the scheduler would preempt, on one of several equal nodes; None when it would preempt none."""
     level = pod.spec.priority or 0
-    if refusal(pod.spec.preemption_policy, priority=level) or dry_run.books.lowest_priority() >= level:
+    if refusal(pod.spec.preemption_policy, priority=level) or dry_run.state.lowest_priority() >= level:
         return None
     plan = choose(
         _names(dry_run, candidates),
@@ -71,7 +71,7 @@ def preempts(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVictims | 
         fits=_fits(dry_run, pod),
         priority=level,
         budgets=dry_run.budgets.allowances(),
-        limit=candidate_limit(dry_run.books.nodes()),
+        limit=candidate_limit(dry_run.state.nodes()),
     )
     if plan is None:
         return None
@@ -84,7 +84,7 @@ def fewest_victims(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVict
     As many nodes are looked at as the scheduler looks at for victims, those with the most free first.
     """
     fits, ledger = _fits(dry_run, pod), dry_run.engine.ledger
-    limit = candidate_limit(dry_run.books.nodes())
+    limit = candidate_limit(dry_run.state.nodes())
     best: list[str] | None = None
     where = ""
     for name in _names(dry_run, candidates)[:limit]:
@@ -108,7 +108,7 @@ def _fits(dry_run: DryRun, pod: Pod) -> Fits:
     cards_fit = dry_run.engine.fits_without(dry_run.check(pod))
 
     def fits(node: str, gone: frozenset[str]) -> bool:
-        row = dry_run.books.row(node)
+        row = dry_run.state.row(node)
         return row is not None and cards_fit(node, gone) and dry_run.feasibility.fits_without(pod, row, gone)
 
     return fits
@@ -122,10 +122,10 @@ def _names(dry_run: DryRun, candidates: BoolArray) -> list[str]:
     return [dry_run.engine.ledger.node_at(int(row)).name for row in order]
 
 
-def _on_node(dry_run: DryRun, name: str) -> list[OnNode]:
+def _on_node(dry_run: DryRun, name: str) -> list[PodOnNode]:
     node = dry_run.engine.ledger.node(name)
     return [
-        OnNode(
+        PodOnNode(
             uid=uid,
             priority=pod.spec.priority or 0,
             started=pod.status.start_time,
@@ -133,7 +133,7 @@ def _on_node(dry_run: DryRun, name: str) -> list[OnNode]:
             giving_way=pod.metadata.deletion_timestamp is not None,
         )
         for uid in (() if node is None else node.pods)
-        if (pod := dry_run.books.pod(uid)) is not None
+        if (pod := dry_run.state.pod(uid)) is not None
     ]
 
 
@@ -146,7 +146,7 @@ def _size(dry_run: DryRun, uid: str) -> tuple[int, int, int, str]:
 
 
 def _named(dry_run: DryRun, uids: list[str]) -> tuple[str, ...]:
-    pods = (dry_run.books.pod(uid) for uid in uids)
+    pods = (dry_run.state.pod(uid) for uid in uids)
     return tuple(sorted(full_name(pod) for pod in pods if pod is not None))
 
 
@@ -160,7 +160,7 @@ def would_fit_mib(dry_run: DryRun, pod: Pod) -> int | None:
     None when no smaller share helps, or when several containers ask for cards.
     """
     request = dry_run.check(pod)
-    unit = dry_run.books.unit
+    unit = dry_run.state.unit
     containers = [one for one in pod.spec.containers if gpushare.RESOURCE_MEMORY in one.resources.limits]
     if len(request.containers) != 1 or len(containers) != 1 or request.containers[0].share.exclusive:
         return None
@@ -207,5 +207,5 @@ def _can_place(dry_run: DryRun, pod: Pod) -> bool:
         placed = dry_run.place(pod) is not None
     except RequestError:
         return False
-    dry_run.books.take_out(pod.metadata.uid)
+    dry_run.state.take_out(pod.metadata.uid)
     return placed

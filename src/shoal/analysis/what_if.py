@@ -58,7 +58,7 @@ def try_workload(dry_run: DryRun, workload: ManifestWorkload, *, details: int) -
     known = {key_of(claim) for claim in dry_run.snapshot.claims}
     for claim in workload.claims:
         if key_of(claim) not in known:
-            dry_run.books.cluster.set_claim(claim)
+            dry_run.state.tables.set_claim(claim)
     placed: list[PlacedPod] = []
     refused, lacking, asks = "", None, ""
     try:
@@ -119,4 +119,4 @@ def _is_of(pod: Pod, namespace: str, group: PodGroup) -> bool:
 
 def _undo(dry_run: DryRun, workload: ManifestWorkload) -> None:
     for pod in workload.pods:
-        dry_run.books.cancel(pod.metadata.uid, quietly=True)
+        dry_run.state.cancel(pod.metadata.uid, quietly=True)

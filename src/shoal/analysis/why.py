@@ -102,7 +102,7 @@ def _pending(known: PodExplanation, dry_run: DryRun, pod: Pod, details: int) -> 
     going = dry_run.place(pod)
     if going is None:
         return _with(known, unplaced=unschedulable(dry_run, pod, details=details))
-    dry_run.books.cancel(pod.metadata.uid, quietly=True)
+    dry_run.state.cancel(pod.metadata.uid, quietly=True)
     return _with(known, would_go=placed_as(dry_run, pod, going), nodes=tuple(by_node(dry_run, pod, details=details)))
 
 
@@ -114,7 +114,7 @@ def _placed(known: PodExplanation, dry_run: DryRun, pod: Pod, details: int) -> P
         known = _with(known, placed=placed_as(dry_run, pod, booking.allocation))
     again = dry_run.take_out(pod)
     going = dry_run.place(again)
-    dry_run.books.cancel(pod.metadata.uid, quietly=True)
+    dry_run.state.cancel(pod.metadata.uid, quietly=True)
     return _with(
         known,
         record=record,
@@ -129,7 +129,7 @@ def _record(dry_run: DryRun, pod: Pod) -> tuple[str, str]:
     node = dry_run.engine.ledger.node(pod.spec.node_name)
     inventory = node.inventory if node is not None and node.inventory is not None else NodeGpus(pod.spec.node_name)
     try:
-        found = allocation_of(pod_parts(pod), node=inventory, unit=dry_run.books.unit)
+        found = allocation_of(pod_parts(pod), node=inventory, unit=dry_run.state.unit)
     except CodecError as error:
         return "", str(error)
     return ("" if found is None else record_of(pod.metadata.annotations)), ""
