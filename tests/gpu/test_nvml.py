@@ -19,6 +19,7 @@ from shoal.gpu.nvml.driver import NvmlDriver
 from shoal.gpu.protocol import Card, ComputeMode, MemoryLimit, RemappedRows, Sample
 from shoal.model.contract.shoal import decode_gpus, encode_gpus
 from tests.gpu.machines import ShimMachine
+from tests.soak import times
 from tests.testbed.nvidia import SERIES, parts_or_skip
 from tests.testbed.nvml.shim import SOURCE, Shim, declared
 
@@ -336,7 +337,7 @@ files = st.builds(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=times(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(state=files | st.binary(max_size=500))
 def test_whatever_the_driver_answers(shim: Shim, state: bytes) -> None:
     """Any answer is read, or is one of our errors; an inventory that comes of it can be published."""

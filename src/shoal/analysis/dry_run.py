@@ -18,7 +18,7 @@ from shoal.kube.objects.meta import ObjectReference
 from shoal.kube.objects.pod import Pod
 from shoal.kube.objects.policy import PodDisruptionBudget
 from shoal.kube.resources import key_of
-from shoal.kube.store import Change, Kind, Store
+from shoal.kube.store import Change, ChangeType, Store
 from shoal.model.allocation import Allocation
 from shoal.model.contract import keti, kubernetes
 from shoal.model.errors import RequestError, shown
@@ -27,12 +27,12 @@ from shoal.placement.columns import BoolArray
 from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
 from shoal.placement.policies import Policy, policy_named
-from shoal.scheduler.books.books import Books
-from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.feasibility import Feasibility, Verdict
-from shoal.scheduler.keti_policy import KetiPolicy
-from shoal.scheduler.preemption.budgets import Budgets
-from shoal.scheduler.queue.standing import Standing, standing_of
+from shoal.scheduler.feasibility.tables import ClusterTables
+from shoal.scheduler.keti_policy import KetiPolicyReader
+from shoal.scheduler.preemption.search import DisruptionBudgets
+from shoal.scheduler.queue.order import Standing, standing_of
+from shoal.scheduler.state.cluster_state import ClusterState
 
 _FINISHED = ("Succeeded", "Failed")
 T = TypeVar("T")
@@ -58,8 +58,8 @@ class DryRun:
         self.snapshot = snapshot
         self.in_force = in_force(snapshot) if policy is None else _asked_for(snapshot, policy)
         self.engine = Engine(Ledger(), self.in_force.policy)
-        cluster = Cluster()
-        self.books = Books(
+        cluster = ClusterTables()
+        self.books = ClusterState(
             self.engine,
             cluster,
             unit=snapshot.settings.memory_unit,
@@ -67,14 +67,14 @@ class DryRun:
             report=lambda obj, reason, text: None,
         )
         self.feasibility = Feasibility(cluster)
-        self.budgets = Budgets(_store(snapshot.budgets))
+        self.budgets = DisruptionBudgets(_store(snapshot.budgets))
         self._promised: list[tuple[Standing, str, str]] = []
         self._take_in_all_but_pods()
         for pod in sorted(snapshot.pods if pods is None else pods, key=born):
             self._take_in(pod)
 
     def _take_in_all_but_pods(self) -> None:
-        snapshot, cluster = self.snapshot, self.books.cluster
+        snapshot, cluster = self.snapshot, self.books.tables
         # As the API server lists them: of equal nodes the first is taken.
         _each(sorted(snapshot.nodes, key=key_of), self.books.on_node)
         _each(snapshot.config_maps, self.books.on_config_map)
@@ -88,7 +88,7 @@ class DryRun:
             cluster.set_storage_class(storage_class)
 
     def _take_in(self, pod: Pod) -> None:
-        self.books.on_pod(Change(Kind.ADDED, None, pod))
+        self.books.on_pod(Change(ChangeType.ADDED, None, pod))
         if not waits(pod):
             return
         if pod.status.nominated_node_name:
@@ -138,7 +138,7 @@ class DryRun:
 
     def promise_volumes(self, pod: Pod, node: str) -> None:
         """The pod goes there: volumes that it would be given are not for the next one."""
-        cluster = self.books.cluster
+        cluster = self.books.tables
         for decision in self.feasibility.volume_decisions(pod, node) if pod.spec.volumes else ():
             claim = decision.claim.metadata
             if decision.volume is None:
@@ -160,7 +160,7 @@ def in_force(snapshot: ClusterSnapshot) -> PolicyInForce:
     """KETI's policy where its ConfigMap is, else the configured one."""
     settings = snapshot.settings
     configured = policy_named(settings.policy)
-    follower = KetiPolicy(configured, namespaces=settings.policy_namespaces)
+    follower = KetiPolicyReader(configured, namespaces=settings.policy_namespaces)
     policy, problems = configured, list[str]()
     for configmap in snapshot.config_maps:
         if follower.concerns(configmap):
@@ -207,7 +207,7 @@ def full_name(pod: Pod) -> str:
 
 def _each(objects: Iterable[T], hear: Callable[[Change[T]], None]) -> None:
     for obj in objects:
-        hear(Change(Kind.ADDED, None, obj))
+        hear(Change(ChangeType.ADDED, None, obj))
 
 
 def _store(budgets: Iterable[PodDisruptionBudget]) -> Store[PodDisruptionBudget]:

@@ -107,7 +107,7 @@ class _NodeAnswers:
         )
 
     def _refused(self, row: int, node: NodeLedger, refusals: Sequence[NodeRefusal]) -> tuple[str, str, bool] | None:
-        reasons = [one for one in self._verdict.refusals if one.rows[row]]
+        reasons = [one for one in self._verdict.rejections if one.rows[row]]
         if reasons:
             return reasons[0].filter, ", ".join(one.reason for one in reasons), reasons[0].resolvable
         if node.name in self._promised:

@@ -15,7 +15,7 @@ from shoal.kube.objects.pod import Pod
 from shoal.model.errors import RequestError
 from shoal.placement.columns import WHOLE
 from shoal.placement.errors import PolicyError
-from shoal.scheduler.books.requests import Requests
+from shoal.scheduler.state.requests import Requests
 
 
 class PodPlace(Answer, frozen=True):

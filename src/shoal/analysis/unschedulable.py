@@ -16,8 +16,8 @@ from shoal.model.errors import RequestError
 from shoal.model.request import ContainerRequest, Share, accepts
 from shoal.placement.columns import BoolArray
 from shoal.placement.ledger import NodeLedger
-from shoal.scheduler.preemption.search import OnNode, candidate_limit, choose, refusal
-from shoal.scheduler.telling.words import diagnose
+from shoal.scheduler.preemption.search import PodOnNode, candidate_limit, choose, refusal
+from shoal.scheduler.reporting.diagnosis import diagnose
 
 
 class Unschedulable(Answer, frozen=True):
@@ -122,10 +122,10 @@ def _names(dry_run: DryRun, candidates: BoolArray) -> list[str]:
     return [dry_run.engine.ledger.node_at(int(row)).name for row in order]
 
 
-def _on_node(dry_run: DryRun, name: str) -> list[OnNode]:
+def _on_node(dry_run: DryRun, name: str) -> list[PodOnNode]:
     node = dry_run.engine.ledger.node(name)
     return [
-        OnNode(
+        PodOnNode(
             uid=uid,
             priority=pod.spec.priority or 0,
             started=pod.status.start_time,

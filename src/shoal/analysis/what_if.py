@@ -58,7 +58,7 @@ def try_workload(dry_run: DryRun, workload: ManifestWorkload, *, details: int) -
     known = {key_of(claim) for claim in dry_run.snapshot.claims}
     for claim in workload.claims:
         if key_of(claim) not in known:
-            dry_run.books.cluster.set_claim(claim)
+            dry_run.books.tables.set_claim(claim)
     placed: list[PlacedPod] = []
     refused, lacking, asks = "", None, ""
     try:

@@ -22,7 +22,7 @@ from shoal.model.manifest import pod_parts
 from shoal.model.node import node_gpus
 from shoal.model.pod import request_of
 from shoal.model.request import Request, Share
-from shoal.scheduler.books.bookings import claims_for_nothing
+from shoal.scheduler.state.holdings import claims_for_nothing
 
 _FINISHED: Final = ("Succeeded", "Failed")
 #: A scheduler that is there says something within this time.
