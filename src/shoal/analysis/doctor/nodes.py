@@ -23,18 +23,28 @@ _FAMILIES: Final = (gpushare.RESOURCE_MEMORY, keti.RESOURCE_MPS, nvidia.RESOURCE
 
 def inventories(installation: Installation) -> Iterator[Finding]:
     """Whether nodes that should have cards show them, and whether they can be read."""
-    shown, labelled, foreign = 0, [], []
+    shown, empty, labelled, foreign = 0, [], [], []
     for node in installation.nodes:
         name = node.metadata.name
         if shoal.ANNOTATION_GPUS in node.metadata.annotations:
             try:
-                shown += bool(_cards(node))
+                if _cards(node):
+                    shown += 1
+                else:
+                    empty.append(name)
             except CodecError as error:
                 yield failed("cards", f"those of {name} cannot be read: {error}", f"restart the agent on {name}")
         elif _is_offered(node):
             foreign.append(name)
         elif _is_meant(node):
             labelled.append(name)
+    if empty:
+        yield failed(
+            "cards",
+            f"{some(empty)}: the agent finds no card",
+            f"kubectl -n kube-system logs -l app.kubernetes.io/name={shoal.NAME_AGENT}: it says what the driver "
+            "answers, and so does `shoal doctor --here` on the node",
+        )
     if labelled:
         yield failed(
             "cards",
@@ -46,7 +56,7 @@ def inventories(installation: Installation) -> Iterator[Finding]:
         yield note("cards", f"{some(foreign)}: served by another device plugin, read from the nodes' capacity")
     if shown:
         yield ok("cards", f"{shown} node(s) show their cards")
-    elif not labelled and not foreign:
+    elif not labelled and not foreign and not empty:
         yield failed("cards", "no node shows any", "kubectl apply -k deploy/agent, and label nodes gpushare=true")
 
 
