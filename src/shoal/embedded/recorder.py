@@ -19,7 +19,6 @@ _REFILL: Final = timedelta(minutes=5)
 _KEPT: Final = 4096
 
 
-
 @dataclass(slots=True)
 class _Alike:
     """The different messages of one reason about one object of late."""
