@@ -19,6 +19,8 @@ from shoal.gpu.nvml.driver import NvmlDriver
 from shoal.gpu.protocol import Card, ComputeMode, MemoryLimit, RemappedRows, Sample
 from shoal.model.contract.shoal import decode_gpus, encode_gpus
 from tests.gpu.machines import ShimMachine
+from tests.soak import times
+from tests.testbed.nvidia import SERIES, parts_or_skip
 from tests.testbed.nvml.shim import SOURCE, Shim, declared
 
 UNSUPPORTED, NO_PERMISSION, NO_FUNCTION, LOST, UNKNOWN = 3, 4, 13, 15, 999
@@ -69,6 +71,19 @@ def test_no_library(tmp_path: Path) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
     with pytest.raises(NoDriverError, match="cannot be loaded"):
         open_nvml(tmp_path / "libnvidia-ml.so.1")
+
+
+@pytest.mark.kube
+@pytest.mark.parametrize("series", SERIES)
+def test_nvidias_library_without_a_driver(series: str) -> None:
+    """NVIDIA's own has the calls that are made of it, and says that the kernel module is not there."""
+    path = parts_or_skip(series).libraries / "libnvidia-ml.so.1"
+    library = ctypes.CDLL(str(path))
+    missing = {name for name in FUNCTIONS if not hasattr(library, name)}
+    assert missing == {"nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"}, "those came with R615"
+    for _ in range(2):
+        with pytest.raises(NoDriverError, match="is not loaded: load the kernel module nvidia"):
+            open_nvml(path)
 
 
 def test_the_loader_finds_the_library(shim: Shim) -> None:
@@ -322,7 +337,7 @@ files = st.builds(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=times(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(state=files | st.binary(max_size=500))
 def test_whatever_the_driver_answers(shim: Shim, state: bytes) -> None:
     """Any answer is read, or is one of our errors; an inventory that comes of it can be published."""
