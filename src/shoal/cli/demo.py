@@ -252,6 +252,6 @@ async def _table(client: Client, cluster: EmbeddedCluster) -> str:
 
 
 def _progress(what: str) -> None:
-    """What goes on, on a terminal; nothing wipes it away."""
+    """Say on a terminal what goes on; an empty text removes it."""
     if sys.stderr.isatty():
         click.echo(f"\r\x1b[K{what}", nl=False, err=True)

@@ -1,4 +1,4 @@
-"""The machine itself, for who sits on a node: driver, kubelet's sockets, CDI, cgroups."""
+"""The machine this runs on, a node: driver, kubelet's sockets, CDI, cgroups, NVIDIA's toolkit."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def inventories(installation: Installation) -> Iterator[Finding]:
 
 
 def health(installation: Installation) -> Iterator[Finding]:
-    """Cards that are out of use, and nodes that are."""
+    """Cards that are unhealthy, and nodes with cards that are not ready."""
     for node in installation.nodes:
         cards = _readable(node)
         if cards and not any(one.type == "Ready" and one.status == "True" for one in node.status.conditions):
@@ -76,7 +76,7 @@ def health(installation: Installation) -> Iterator[Finding]:
 
 
 def served(installation: Installation) -> Iterator[Finding]:
-    """kubelet forgets the resources of a device plugin that is gone."""
+    """Nodes with cards that offer none: kubelet drops the resources of a device plugin that is gone."""
     away = [
         node.metadata.name
         for node in installation.nodes
@@ -97,7 +97,7 @@ def unit_of(installation: Installation) -> MemoryUnit | None:
 
 
 def units(installation: Installation) -> Iterator[Finding]:
-    """All nodes must count memory alike."""
+    """Whether all nodes count memory in one unit."""
     by_unit: dict[MemoryUnit, list[str]] = {}
     for node in installation.nodes:
         unit = _unit(node)
@@ -129,8 +129,8 @@ def runtimes(installation: Installation) -> Iterator[Finding]:
         yield ok("cdi", f"{len(with_cards)} node(s) take CDI devices")
 
 
-def walls(installation: Installation) -> Iterator[Finding]:
-    """Where shares are counted and nothing more."""
+def isolation(installation: Installation) -> Iterator[Finding]:
+    """Nodes where shares are counted and not enforced, or enforced by MPS alone."""
     bare = [
         node.metadata.name
         for node in installation.nodes
@@ -191,7 +191,7 @@ def _amount(node: Node, resource: str) -> int:
 
 
 def _unit(node: Node) -> MemoryUnit | None:
-    """From the size of the cards where it is known, else as gpushare guesses it."""
+    """The unit a node counts memory in: from the size of its cards where that is known, else as gpushare guesses it."""
     units = _amount(node, gpushare.RESOURCE_MEMORY)
     if not units:
         return None
