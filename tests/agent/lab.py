@@ -97,7 +97,7 @@ class Lab:
     def asked(self, path: str) -> tuple[int, str]:
         """What the agent answers over HTTP."""
         assert self._agent is not None
-        connection = http.client.HTTPConnection("127.0.0.1", self._agent.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self._agent.port, timeout=60)
         try:
             connection.request("GET", f"/{path}")
             response = connection.getresponse()

@@ -204,7 +204,7 @@ class EmbeddedArena:
 
 def _ready(port: int) -> bool:
     """Whether an agent serves, and kubelet has asked it for everything."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     with contextlib.closing(connection), contextlib.suppress(OSError):
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200

@@ -10,7 +10,7 @@ from shoal.placement.classes import card_needs
 
 
 def asked(request: Request) -> str:
-    """What a pod asks of cards, all containers together."""
+    """What a pod asks for, all containers together."""
     return " and ".join(
         f"{counted(need.gpus, 'card')} {share_words(need.share)}"
         if need.share.exclusive
@@ -25,7 +25,7 @@ def counted(count: int, what: str) -> str:
 
 
 def listed(names: Iterable[str], *, most: int = 10) -> str:
-    """Names, but not too many."""
+    """The first names, and how many more there are."""
     found = list(names)
     more = f" and {len(found) - most} more" if len(found) > most else ""
     return ", ".join(found[:most]) + more
@@ -37,7 +37,7 @@ def cards(indices: Iterable[int]) -> str:
 
 
 def record_of(annotations: dict[str, str]) -> str:
-    """Whose record of a decision a pod carries; empty when it carries none."""
+    """Whose annotation of a decision a pod carries; empty when it carries none."""
     if shoal.ANNOTATION_ALLOCATION in annotations:
         return f"Shoal's ({shoal.ANNOTATION_ALLOCATION})"
     for name in (gpushare.ANNOTATION_ALLOCATION, gpushare.NAME_INDEX):

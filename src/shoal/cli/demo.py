@@ -99,7 +99,7 @@ def _expected(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 async def _play(folder: Path, policy: str, directory: Path) -> list[str]:
-    from shoal.cli.embedded import EmbeddedPlan
+    from shoal.cli.embedded import EmbeddedCluster, EmbeddedPlan
     from shoal.embedded.nodes.cluster import few
 
     expected = _expected(folder)
@@ -246,6 +246,6 @@ async def _table(client: Client, cluster: EmbeddedCluster) -> str:
 
 
 def _progress(what: str) -> None:
-    """What goes on, on a terminal; nothing wipes it away."""
+    """Say on a terminal what goes on; an empty text removes it."""
     if sys.stderr.isatty():
         click.echo(f"\r\x1b[K{what}", nl=False, err=True)
