@@ -12,7 +12,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: chaos fuzz help demo test test-kube kube lint format proto bench bench-placement lock clean
+.PHONY: chaos fuzz soak help demo test test-kube kube lint format proto bench bench-placement lock clean
 
 help: ## Show this list
 	@awk -F ': ## ' '/^[a-z-]+: ## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,11 @@ chaos: kube
 fuzz: ## Try a million mutants on the scheduler's watch, endpoints and socket, and thousands of a tenant's lies (30 minutes)
 fuzz: .venv/.installed
 	@SHOAL_FUZZ=$${SHOAL_FUZZ:-1000000} $(PY) -m pytest -p no:logging tests/scheduler/test_fuzz.py tests/attacks/test_fuzz.py $(ARGS)
+
+soak: ## Try for hours what a change has minutes for: chance 20 times as often, large clusters, make fuzz, make chaos
+soak: kube
+	@SHOAL_SOAK=$${SHOAL_SOAK:-20} $(MAKE) test test-kube
+	@$(MAKE) fuzz chaos
 
 kube: ## Have the programs of a real Kubernetes in the cache (the first time: 15 minutes with Go)
 kube: .venv/.installed

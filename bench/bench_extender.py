@@ -24,7 +24,7 @@ from shoal.kube.access.credentials import Access, StoredCredential
 from shoal.kube.client import Client
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
-from shoal.kube.store import Change, Kind
+from shoal.kube.store import Change, ChangeType
 from shoal.model.contract import gpushare, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu
@@ -32,14 +32,14 @@ from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.binder import Binder
-from shoal.scheduler.books.books import Books
-from shoal.scheduler.extender.filtering import OFFER_ALL, Offer
+from shoal.scheduler.extender.filtering import OFFER_ALL, OfferRule
 from shoal.scheduler.extender.inspect import inspect
 from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.extender.verbs import Verbs
-from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.feasibility import Feasibility
+from shoal.scheduler.feasibility.tables import ClusterTables
 from shoal.scheduler.metrics import LedgerSource, Metrics
+from shoal.scheduler.state.cluster_state import ClusterState
 
 NODES = 5_000
 CARDS = 8
@@ -56,40 +56,40 @@ class Bench:
 
     def __init__(self, *, all_up_to: int = OFFER_ALL) -> None:
         self.names = [f"gpu-node-{n:05}.example.internal" for n in range(NODES)]
-        self.books = Books(
+        self.state = ClusterState(
             Engine(Ledger(), POLICIES["fragmentation"]),
-            Cluster(),
+            ClusterTables(),
             unit=MemoryUnit.GIB,
             news=lambda _: None,
             report=lambda *_: None,
         )
         self.metrics = Metrics()
-        self.metrics.registry.add(LedgerSource(self.books.engine.ledger))
+        self.metrics.registry.add(LedgerSource(self.state.engine.ledger))
         nobody = Client(Access(server="http://127.0.0.1:1", credentials=StoredCredential()))
-        binder = Binder(nobody, self.books, may_write=lambda: False, now_ns=time.time_ns)
+        binder = Binder(nobody, self.state, may_write=lambda: False, now_ns=time.time_ns)
         self.verbs = Verbs(
-            self.books,
+            self.state,
             binder,
             plan=lambda pod, nodes: None,
-            short=Feasibility(self.books.cluster).short,
+            short=Feasibility(self.state.tables).short,
             metrics=self.metrics,
             clock=time.monotonic,
-            offer=Offer(Feasibility(self.books.cluster).prefers, all_up_to=all_up_to),
+            offer=OfferRule(Feasibility(self.state.tables).prefers, all_up_to=all_up_to),
             try_again=lambda _: None,
         )
         self._uids = itertools.count()
         for name in self.names:
-            self.books.on_node(Change(Kind.ADDED, None, node(name)))
+            self.state.on_node(Change(ChangeType.ADDED, None, node(name)))
         for name in self.names[::2]:
             for card in range(CARDS):
-                self.books.on_pod(Change(Kind.ADDED, None, bound(name, card)))
+                self.state.on_pod(Change(ChangeType.ADDED, None, bound(name, card)))
 
     def body(self, gib: int, names: list[str]) -> bytes:
         """The request for a new pod."""
         uid = f"uid-{next(self._uids)}"
         metadata = {"name": uid, "namespace": "bench", "uid": uid, "annotations": {"padding": "x" * PADDING}}
         pod = {"metadata": metadata, "spec": spec(gib)}
-        self.books.on_pod(Change(Kind.ADDED, None, msgspec.convert(pod, Pod)))  # as the watch has shown it
+        self.state.on_pod(Change(ChangeType.ADDED, None, msgspec.convert(pod, Pod)))  # as the watch has shown it
         return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}).encode()
 
 
@@ -144,7 +144,7 @@ def rows(name: str, rounds: list[list[float]], *, limit: float | None = None) ->
 
 
 async def over_http(bench: Bench) -> list[list[float]]:
-    extender = Extender(bench.verbs, bench.books, metrics=bench.metrics, not_ready=lambda: "", clock=time.monotonic)
+    extender = Extender(bench.verbs, bench.state, metrics=bench.metrics, not_ready=lambda: "", clock=time.monotonic)
     async with extender.serve(Address("127.0.0.1", 0)) as port:
         caller = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "bench.bench_extender", "caller", str(port)),
@@ -200,7 +200,7 @@ def main() -> None:
     whole, longest = min(scrape(bench) for _ in range(3))
     found += [results.Row("scrape of 40,000 cards", whole, "ms"), results.Row("its longest piece", longest, "ms")]
     start = time.perf_counter_ns()
-    size = sum(map(len, inspect(bench.books)))
+    size = sum(map(len, inspect(bench.state)))
     found.append(
         results.Row(f"inspect of all nodes ({size / 1e6:.1f} MB)", (time.perf_counter_ns() - start) / 1e6, "ms")
     )

@@ -22,7 +22,7 @@ from shoal.kube.client import Client
 from shoal.kube.objects.meta import Object
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import NODES, PODS, Resource
-from shoal.kube.store import Change, Kind
+from shoal.kube.store import Change, ChangeType
 from shoal.model.contract import gpushare
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.fake_nodes import node
@@ -183,7 +183,7 @@ class Observer:
                 await self._stop.wait()
 
     def _on_pod(self, change: Change[Object]) -> None:
-        if change.kind is Kind.ADDED:
+        if change.kind is ChangeType.ADDED:
             self.bound[change.object.metadata.name] = time.monotonic()
 
     def wait(self, count: int, processes: Sequence[Process]) -> None:

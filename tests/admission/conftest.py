@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -23,9 +24,10 @@ def _guarded_embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guar
     server.stop()
 
 
-@pytest.fixture(scope="session")
-def _guarded_real(testbed_run: Run) -> Guarded:
-    server = ControlPlane(testbed_run, "guarded").api
+@pytest.fixture(scope="package")
+def _guarded_real(testbed_run: Run) -> Iterator[Guarded]:
+    plane = ControlPlane(testbed_run, f"guarded-{uuid.uuid4().hex[:6]}")
+    server = plane.api
     server.kubectl("apply", "--validate=strict", "-k", str(DEPLOY / "admission"))
     server.kubectl("apply", "--validate=strict", "-f", str(DEPLOY / "agent" / "own-node.yaml"))
     guarded = Guarded(Connection(server.kubeconfig()), server.create_namespace, real=True)
@@ -47,7 +49,8 @@ def _guarded_real(testbed_run: Run) -> Guarded:
     ):
         answer = lambda: guarded.ask(who, method, f"{path}?dryRun=All", body)  # noqa: E731, B023
         wait_for(lambda: any(refusals(answer())), f"refusing {method} {path}")  # noqa: B023
-    return guarded
+    yield guarded
+    plane.stop()
 
 
 @pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.kube)])

@@ -18,6 +18,7 @@ from shoal.model.errors import RequestError
 from shoal.model.manifest import read_pod
 from shoal.model.pod import request_of
 from tests.admission.table import CASES, KINDS, Case, Change, Object, denial, every_change, manifest
+from tests.soak import times
 from tests.testbed.apiserver import ApiServer
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.processes import Run
@@ -168,7 +169,7 @@ ANNOTATIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=times(300), suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(RESOURCES, min_size=1, max_size=3), LABELS, ANNOTATIONS)
 def test_policy_and_model_agree(guarded: ApiServer, asks: list[Object], labels: Object, annotations: Object) -> None:
     """Whatever kube-apiserver takes for a pod, the policy says of it what the model says."""

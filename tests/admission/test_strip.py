@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import yaml
 
@@ -17,14 +19,16 @@ COPY = {"note": "kept", **dict.fromkeys(decisions.DECISION_ANNOTATIONS, "x")}
 
 
 @pytest.fixture(scope="module")
-def stripping(testbed_run: Run) -> Guarded:
+def stripping(testbed_run: Run) -> Iterator[Guarded]:
     """A server of this module's own, with both."""
-    server = ControlPlane(testbed_run, "stripping").api
+    plane = ControlPlane(testbed_run, "stripping")
+    server = plane.api
     for folder in ("admission", "admission-strip"):
         server.kubectl("apply", "--validate=strict", "-k", str(DEPLOY / folder))
     guarded = Guarded(Connection(server.kubeconfig()), server.create_namespace, real=True)
     guarded.prepare()
-    return guarded
+    yield guarded
+    plane.stop()
 
 
 @pytest.mark.min_kube("1.36")

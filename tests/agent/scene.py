@@ -36,7 +36,7 @@ from shoal.kube.access.credentials import Access, StoredCredential
 from shoal.kube.client import Client
 from shoal.kube.events import Recorder
 from shoal.kube.objects.pod import Pod
-from shoal.kube.store import Change, Kind
+from shoal.kube.store import Change, ChangeType
 from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.kubelet.host_paths import HostPaths
 from shoal.kubelet.pod_resources import PodResourcesClient
@@ -128,14 +128,14 @@ class Scene:
         }
         known = self.pods.get(name)
         old = None if known is None else known.pod
-        kind = Kind.ADDED if old is None else Kind.MODIFIED
+        kind = ChangeType.ADDED if old is None else ChangeType.MODIFIED
         self.pods.on_pod(Change(kind, old, msgspec.convert(manifest, Pod)))
 
     def drop(self, name: str) -> None:
         """A pod is gone."""
         known = self.pods.get(name)
         assert known is not None
-        self.pods.on_pod(Change(Kind.DELETED, known.pod, None))
+        self.pods.on_pod(Change(ChangeType.DELETED, known.pod, None))
 
     def record(self, devices: Mapping[str, Sequence[str]], names: Mapping[str, str] | None = None) -> None:
         """kubelet's record: by pod, the devices of its one container, and the CDI device that its answer names."""

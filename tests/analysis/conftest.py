@@ -1,5 +1,6 @@
 """Clusters with a scheduler for commands to ask: the embedded one, and a real one for `make test-kube`."""
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,24 +16,31 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that asks for `way` runs on both."""
     if "way" in metafunc.fixturenames:
         params = [pytest.param(EMBEDDED), pytest.param(STANDALONE, marks=pytest.mark.kube)]
-        metafunc.parametrize("way", params, indirect=True, scope="session")
+        metafunc.parametrize("way", params, indirect=True, scope="package")
 
 
-@pytest.fixture(scope="session")
-def plane(testbed_run: Run) -> ControlPlane:
+@pytest.fixture(scope="package")
+def plane(testbed_run: Run) -> Iterator[ControlPlane]:
     """A control plane of these tests' own: nothing but their scheduler runs there."""
-    made = ControlPlane(testbed_run, "ask")
-    ways.kubelets(testbed_run, made.api)
-    return made
+    made = ControlPlane(testbed_run, f"ask-{uuid.uuid4().hex[:6]}")
+    kubelets = ways.kubelets(testbed_run, made.api)
+    yield made
+    kubelets.kill()
+    made.stop()
 
 
 @pytest.fixture(scope="session")
-def way(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
+def _embedded_way(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
+    directory: Path = tmp_path_factory.mktemp("ask")
+    with ways.embedded(directory) as way:
+        yield way
+
+
+@pytest.fixture(scope="package")
+def way(request: pytest.FixtureRequest) -> Iterator[Way]:
     """A cluster where `shoal scheduler` serves all pods."""
     if request.param == EMBEDDED:
-        directory: Path = tmp_path_factory.mktemp("ask")
-        with ways.embedded(directory) as embedded:
-            yield embedded
+        yield request.getfixturevalue("_embedded_way")
         return
     with ways.standalone(request.getfixturevalue("testbed_run"), request.getfixturevalue("plane")) as standalone:
         yield standalone

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.analysis.dry_run import DryRun, in_force
+from shoal.analysis.dry_run import DryRun
+from shoal.analysis.policy import in_force
 from shoal.analysis.policy_diff import as_it_is, compare, replay
 from shoal.analysis.snapshot import CONFIGMAP, ClusterSnapshot, settings_of
 from shoal.kube.objects.meta import ObjectMeta
@@ -17,6 +18,7 @@ from shoal.kube.objects.node import Node
 from shoal.kube.objects.others import ConfigMap
 from shoal.model.contract.gpushare import MemoryUnit
 from tests.analysis.small import Small, shoal
+from tests.soak import times
 from tests.suites.scheduling import shorthand
 
 SHOWN = """\
@@ -147,7 +149,7 @@ def test_pods_without_cards_stay_and_take_their_cpu() -> None:
 SHORTS = st.sampled_from([{"mem": 2}, {"mem": 7}, {"mem": 12}, {"gpu": 1}, {"mps": 1}, {"mem": 4, "cpu": 60}])
 
 
-@settings(max_examples=25)
+@settings(max_examples=times(25))
 @given(shorts=st.lists(SHORTS, max_size=9), policy=st.sampled_from(["binpack", "spread", "topology", "fragmentation"]))
 def test_what_came_one_after_another_comes_the_same_way_again(shorts: list[dict[str, Any]], policy: str) -> None:
     small = Small({"n1": {"gpus": 2}, "n2": {"gpus": [24, 16]}}, policy=policy)

@@ -22,6 +22,7 @@ from shoal.kube.objects.others import ConfigMap
 from shoal.kube.objects.pod import Pod
 from shoal.kube.objects.storage import PersistentVolume, StorageClass
 from tests.analysis.small import TAKEN, Small, shoal
+from tests.soak import times
 from tests.suites.scheduling import shorthand
 
 SECRET = "hunter2"
@@ -128,7 +129,7 @@ SHORTS = st.fixed_dictionaries(
 TAINT = {"key": "k", "effect": "NoSchedule"}
 
 
-@settings(max_examples=40)
+@settings(max_examples=times(40))
 @given(shorts=st.lists(SHORTS, min_size=1, max_size=8), policy=st.sampled_from(["binpack", "fragmentation"]))
 def test_a_cleaned_cluster_answers_the_same(shorts: list[dict[str, Any]], policy: str) -> None:
     nodes: dict[str, Any] = {

@@ -20,7 +20,7 @@ from tests.suites.connection import Answer
 RECORD = "shoal.dev/allocation"
 RESOURCES = {"mem": truth.MEMORY, "gpu": truth.WHOLE, "mps": truth.CLIENTS, "core": "aliyun.com/gpu-core.percentage"}
 #: It only ends what would wait for ever.
-PATIENCE = 30.0
+PATIENCE = 300.0
 _WORD = re.compile(r"\$(node_|of_|beside_|index_beside_|index_|record_)?([a-z]+[0-9]*)")
 _WORKLOADS = {"ReplicaSet": "apps/v1", "StatefulSet": "apps/v1", "Deployment": "apps/v1", "Job": "batch/v1"}
 

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -47,10 +48,10 @@ class RealArena:
     watches = False
 
     def __init__(self, run: Run, nvml_library: Path, folder: Path) -> None:
-        self.plane = ControlPlane(run, "attacked")
+        self.plane = ControlPlane(run, f"attacked-{uuid.uuid4().hex[:6]}")
         server = self.plane.api
         self.api = Connection(server.kubeconfig())
-        self._node = Node(run, server, "attacked-node")
+        self._node = Node(run, server, f"{self.plane.name}-node")
         self._node.start()
         self.here = self._node.name
         self.nodes: Sequence[str] = [self.here]
@@ -81,7 +82,7 @@ class RealArena:
         self.scheduler.stop()
         self.lab.stop()
         self._node.stop()
-        self.plane.api.stop()
+        self.plane.stop()
 
     def container(self, name: str, *, stubborn: bool = False) -> Object:
         made = container(name, _STUBBORN if stubborn else FOREVER)
@@ -108,7 +109,7 @@ class RealArena:
 
     def given(self) -> list[Given]:
         found = []
-        for pid, uid, container_id in _containers():
+        for pid, uid, container_id in _containers(self._node.cgroup.path):
             env = _environment(pid)
             listed = [uuid for uuid in env.get(nvidia.ENV_VISIBLE_DEVICES, "").split(",") if uuid.startswith("GPU-")]
             if listed and NAME in env:
@@ -130,7 +131,7 @@ class RealArena:
         return own[-1] // 2**20 if own else None
 
     def crash(self, namespace: str, pod: str) -> None:
-        for pid, uid, _ in _containers():
+        for pid, uid, _ in _containers(self._node.cgroup.path):
             if self._name_of(uid) == (namespace, pod) and _environment(pid).get(NAME) == "main":
                 os.kill(pid, signal.SIGKILL)
                 return
@@ -147,13 +148,14 @@ class RealArena:
         return dict(json.loads(result.stdout))
 
 
-def _containers() -> Iterator[tuple[int, str, str]]:
-    """The first process of every container of this machine, with the pod's UID and the container's ID."""
+def _containers(above: str) -> Iterator[tuple[int, str, str]]:
+    """The first process of every container below a cgroup, with the pod's UID and the container's ID."""
     seen = set()
     for path in sorted((path for path in Path("/proc").iterdir() if path.name.isdigit()), key=lambda p: int(p.name)):
         with suppress(OSError):
-            match = _CGROUP.search((path / "cgroup").read_text())
-            if match is not None and match[2] not in seen:
+            groups = (path / "cgroup").read_text()
+            match = _CGROUP.search(groups)
+            if match is not None and f":{above}/" in groups and match[2] not in seen:
                 seen.add(match[2])
                 yield int(path.name), match[1], match[2]
 

@@ -16,7 +16,11 @@ from contextlib import contextmanager
 from tests.testbed.waiting import wait_for
 
 _SEQUENCE = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])")
-COMMAND = [sys.executable, "-c", "from shoal.cli.main import main; main()"]
+_MAIN = "from shoal.cli.main import main; main()"
+COMMAND = [sys.executable, "-c", _MAIN]
+#: The command takes its terminal itself. Were it done between fork and exec, Python would run what is to be run at a
+#: fork, and gRPC's part of that leaves its own threads here with closed descriptors.
+_OWN_TERMINAL = [sys.executable, "-c", f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); {_MAIN}"]
 
 
 class Screen:
@@ -147,13 +151,12 @@ def on_terminal(
     env = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
     env |= {"TERM": "xterm", **(environ or {})}
     process = subprocess.Popen(
-        [*COMMAND, *arguments],
+        [*_OWN_TERMINAL, *arguments],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
         env=env,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
     )
     os.close(theirs)
     try:

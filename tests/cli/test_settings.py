@@ -16,8 +16,8 @@ from shoal.agent.config import AgentConfig
 from shoal.cli.main import main
 from shoal.cli.settings import OneLine, ServiceSettingsError, escaped, load
 from shoal.model.contract.gpushare import MemoryUnit
-from shoal.scheduler.config import SECRET, Tls
-from shoal.scheduler.config import Config as SchedulerConfig
+from shoal.scheduler.config import SECRET, SchedulerConfig, TlsConfig
+from tests.soak import times
 
 
 def scheduler(tmp_path: Path, text: str, **flags: Any) -> SchedulerConfig:
@@ -64,14 +64,14 @@ def test_every_setting_of_the_scheduler_can_be_written(tmp_path: Path) -> None:
     for section, plain in ((config.limits, default.limits), (config.election, default.election)):
         for name in section.__struct_fields__:
             assert getattr(section, name) != getattr(plain, name), name
-    assert config.tls == Tls(certificate="/c.pem", key="/k.pem", client_ca="/ca.pem")
+    assert config.tls == TlsConfig(certificate="/c.pem", key="/k.pem", client_ca="/ca.pem")
     bounds = config.limits.bounds()
     assert (bounds.connections, bounds.per_peer, bounds.body, bounds.bodies) == (2, 3, 4 << 20, 5 << 20)
 
 
 def test_tls_by_a_secret(tmp_path: Path) -> None:
     config = scheduler(tmp_path, "tls: {secret: shoal-scheduler-tls}")
-    assert config.tls == Tls(secret=SECRET)
+    assert config.tls == TlsConfig(secret=SECRET)
 
 
 def test_without_tls_only_loopback_is_served_unless_more_is_said(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ ANYTHING = st.recursive(
 KEYS = st.sampled_from(["nodeName", "memoryUnit", "resources", "mpsClients", "port", "policy", "election", "tls", "x"])
 
 
-@settings(max_examples=30)
+@settings(max_examples=times(30))
 @given(st.dictionaries(KEYS, ANYTHING, max_size=5) | ANYTHING)
 def test_no_file_does_worse_than_a_message(tmp_path_factory: pytest.TempPathFactory, document: object) -> None:
     path = tmp_path_factory.getbasetemp() / "any.yaml"

@@ -12,8 +12,8 @@ import yaml
 from shoal import __version__
 from shoal.cli.settings import load
 from shoal.model.contract import gpushare, keti, shoal
-from shoal.scheduler.config import PORT_HEALTH, SECRET, Config
-from shoal.scheduler.kube_scheduler import MOUNTED, Mode, configuration
+from shoal.scheduler.config import PORT_HEALTH, SECRET, SchedulerConfig
+from shoal.scheduler.kube_scheduler import MOUNTED, SchedulerMode, configuration
 from tests.testbed.apiserver import ApiServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -41,7 +41,7 @@ def test_the_settings_can_be_read(tmp_path: Path) -> None:
     ):
         path = tmp_path / "scheduler.yaml"
         path.write_text(text)
-        settings = load(Config, path, {}, command="scheduler")
+        settings = load(SchedulerConfig, path, {}, command="scheduler")
         assert (settings.port, settings.scheduler_names) == (gpushare.PORT_MANIFEST, names)
         assert settings.election.enabled
         assert (None if settings.tls is None else settings.tls.secret) == secret
@@ -62,7 +62,7 @@ def test_the_plain_port_warns_in_its_first_line() -> None:
 
 def test_the_stock_schedulers_configurations_are_those_printed() -> None:
     data = one("scheduler-second", "ConfigMap", "gpu-scheduler")["data"]
-    assert data["kube-scheduler-second.yaml"] == configuration("1.36", mode=Mode.SECOND, tls=MOUNTED)
+    assert data["kube-scheduler-second.yaml"] == configuration("1.36", mode=SchedulerMode.SECOND, tls=MOUNTED)
     (container,) = one("scheduler-second", "Deployment", "gpu-scheduler")["spec"]["template"]["spec"]["containers"]
     (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "tls"]
     assert MOUNTED.ca.startswith(mount["mountPath"] + "/")

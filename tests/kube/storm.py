@@ -10,7 +10,7 @@ from shoal.kube.client import Client
 from shoal.kube.errors import KubeError, NotFoundError
 from shoal.kube.objects.others import ConfigMap
 from shoal.kube.resources import CONFIG_MAPS
-from shoal.kube.store import Change, Kind
+from shoal.kube.store import Change, ChangeType
 from tests.kube.objects import config_map
 
 Identity = tuple[str, str]  # uid and version
@@ -124,7 +124,7 @@ class Witness:
         self.live: dict[str, Identity] = {}
         self.told: list[Identity] = []
         self.deleted: Counter[str] = Counter()
-        self.kinds: Counter[Kind] = Counter()
+        self.kinds: Counter[ChangeType] = Counter()
         self.wrong: list[str] = []
 
     def __call__(self, change: Change[ConfigMap]) -> None:
@@ -133,15 +133,15 @@ class Witness:
         known = self.live.get(meta.name)
         old = None if change.old is None else (change.old.metadata.uid, change.old.metadata.resource_version)
         # A deleted object is told as it was at its end, which has a version of its own.
-        same = old == known or (change.kind is Kind.DELETED and old and known and old[0] == known[0])
+        same = old == known or (change.kind is ChangeType.DELETED and old and known and old[0] == known[0])
         if not same:
             self.wrong.append(f"{change.kind} of {meta.name}: old is {old}, told before was {known}")
-        if change.kind is Kind.DELETED:
+        if change.kind is ChangeType.DELETED:
             self.deleted[meta.uid] += 1
             self.live.pop(meta.name, None)
             return
         identity = (meta.uid, meta.resource_version)
-        if (known is None) != (change.kind is Kind.ADDED):
+        if (known is None) != (change.kind is ChangeType.ADDED):
             self.wrong.append(f"{change.kind} of {meta.name}, which was {known}")
         if known is not None and (known[0] != meta.uid or int(known[1]) >= int(meta.resource_version)):
             self.wrong.append(f"{meta.name} went from {known} to {identity}")

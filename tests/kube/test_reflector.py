@@ -11,7 +11,7 @@ from shoal.kube.client import Client
 from shoal.kube.objects.others import ConfigMap
 from shoal.kube.reflector import Pace, Reflector
 from shoal.kube.resources import CONFIG_MAPS, LEASES, NAMESPACES, NODES, PODS, SECRETS, Resource
-from shoal.kube.store import Change, Kind
+from shoal.kube.store import Change, ChangeType
 from tests.kube.conftest import access_of
 from tests.kube.objects import config_map, node, pod
 from tests.kube.relay import Relay
@@ -32,7 +32,7 @@ async def synced(reflector: Reflector) -> None:
 
 async def test_list_then_watch(client: Client, namespace: str) -> None:
     await client.create(CONFIG_MAPS, config_map("a", namespace, v="1"))
-    changes: list[tuple[Kind, str | None, str | None]] = []
+    changes: list[tuple[ChangeType, str | None, str | None]] = []
 
     def note(change: Change[ConfigMap]) -> None:
         old, new = (None if obj is None else obj.data.get("v") for obj in (change.old, change.new))
@@ -47,10 +47,10 @@ async def test_list_then_watch(client: Client, namespace: str) -> None:
         await client.delete(CONFIG_MAPS, "b", namespace=namespace)
         await until(lambda: len(changes) == 4, "four changes")
     assert changes == [
-        (Kind.ADDED, None, "1"),
-        (Kind.ADDED, None, "2"),
-        (Kind.MODIFIED, "1", "3"),
-        (Kind.DELETED, "2", None),
+        (ChangeType.ADDED, None, "1"),
+        (ChangeType.ADDED, None, "2"),
+        (ChangeType.MODIFIED, "1", "3"),
+        (ChangeType.DELETED, "2", None),
     ]
     found = reflector.store.get("a", namespace)
     assert found is not None
@@ -109,9 +109,9 @@ async def test_made_anew_in_a_gap(client: Client, namespace: str) -> None:
     async with reflector:
         await until(lambda: len(changes) == 3, "three changes")
     assert [(c.kind, c.object.data["v"]) for c in changes] == [
-        (Kind.ADDED, "old"),
-        (Kind.DELETED, "old"),
-        (Kind.ADDED, "new"),
+        (ChangeType.ADDED, "old"),
+        (ChangeType.DELETED, "old"),
+        (ChangeType.ADDED, "new"),
     ]
     assert reflector.counters.relists == 1
 
@@ -243,5 +243,5 @@ async def test_objects_that_cannot_be_decoded_are_a_failure(client: Client, name
 
 def test_changes_know_their_object() -> None:
     old, new = config_map("a", "n", v="1"), config_map("a", "n", v="2")
-    assert Change(Kind.MODIFIED, old, new).object is new
-    assert Change(Kind.DELETED, old, None).object is old
+    assert Change(ChangeType.MODIFIED, old, new).object is new
+    assert Change(ChangeType.DELETED, old, None).object is old

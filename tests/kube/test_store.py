@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from shoal.kube.codec import WatchEvent
 from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.others import ConfigMap
-from shoal.kube.store import Change, Kind, Store
+from shoal.kube.store import Change, ChangeType, Store
 
 
 def version(name: str, uid: int, number: int) -> ConfigMap:
@@ -66,11 +66,14 @@ def test_any_mixture_of_watching_and_listing(history: list[tuple[str, bool, str]
 
 def _follow(told: dict[str, ConfigMap], change: Change[ConfigMap]) -> None:
     name = change.object.metadata.name
-    if change.kind is Kind.DELETED:  # as it was at its end
+    if change.kind is ChangeType.DELETED:  # as it was at its end
         assert change.object.metadata.uid == told[name].metadata.uid
     else:
         assert change.old == told.get(name)
-    assert (change.old is None, change.new is None) == (change.kind is Kind.ADDED, change.kind is Kind.DELETED)
+    assert (change.old is None, change.new is None) == (
+        change.kind is ChangeType.ADDED,
+        change.kind is ChangeType.DELETED,
+    )
     if change.new is None:
         del told[name]
         return
@@ -111,4 +114,4 @@ def test_an_add_over_another_object_is_a_delete_and_an_add() -> None:
     store = Store[ConfigMap]()
     list(store.apply(WatchEvent(type="ADDED", object=version("a", 1, 1))))
     changes = list(store.apply(WatchEvent(type="ADDED", object=version("a", 2, 5))))
-    assert [change.kind for change in changes] == [Kind.DELETED, Kind.ADDED]
+    assert [change.kind for change in changes] == [ChangeType.DELETED, ChangeType.ADDED]

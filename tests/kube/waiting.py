@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 
-async def until(condition: Callable[[], bool], what: str, *, seconds: float = 60.0) -> None:
+async def until(condition: Callable[[], bool], what: str, *, seconds: float = 300.0) -> None:
     """Return when the condition holds."""
     try:
         async with asyncio.timeout(seconds):

@@ -33,7 +33,7 @@ class PluginLoop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="device-plugins", daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, Result], patience: float = 120) -> Result:
+    def run(self, work: Coroutine[Any, Any, Result], patience: float = 300) -> Result:
         """Run something on the loop and wait for its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(patience)
 

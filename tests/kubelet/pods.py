@@ -65,7 +65,7 @@ class Pods:
     def delete(self, name: str) -> None:
         """Delete a pod and wait until kubelet has let it go."""
         self.apiserver.request("DELETE", f"{self._path}/{name}")
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300
         while self.apiserver.try_request("GET", f"{self._path}/{name}")[0] != 404:
             if time.monotonic() > end:
                 raise TestbedError(f"pod {name} does not go:\n{self.describe(name)}")
@@ -75,7 +75,7 @@ class Pods:
         """Forget all pods at once; kubelet ends them when it notices."""
         self.apiserver.request("DELETE", f"{self._path}?gracePeriodSeconds=0")
 
-    def wait(self, name: str, condition: Callable[[dict], bool], what: str, patience: float = 120) -> dict:
+    def wait(self, name: str, condition: Callable[[dict], bool], what: str, patience: float = 300) -> dict:
         """The pod once it fulfils a condition."""
         end = time.monotonic() + patience
         while not condition(found := self.get(name)):
@@ -84,7 +84,7 @@ class Pods:
             time.sleep(0.1)
         return found
 
-    def wait_running(self, name: str, patience: float = 120) -> dict:
+    def wait_running(self, name: str, patience: float = 300) -> dict:
         """The pod once all of its containers run and are ready."""
         return self.wait(name, is_ready, "running", patience)
 
@@ -92,7 +92,7 @@ class Pods:
         """The pod once it is in this phase."""
         return self.wait(name, lambda found: found["status"].get("phase") == phase, phase)
 
-    def wait_event(self, name: str, condition: Callable[[dict], bool], what: str, patience: float = 120) -> dict:
+    def wait_event(self, name: str, condition: Callable[[dict], bool], what: str, patience: float = 300) -> dict:
         """An event of the pod that fulfils a condition."""
         end = time.monotonic() + patience
         while not (found := [event for event in self.events(name) if condition(event)]):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.model import quantity
 from shoal.model.errors import QuantityError
+from tests.soak import times
 from tests.testbed.apiserver import ApiServer
 
 DIGITS = st.sampled_from(["", "0", "1", "8", "10", "100", "1000", "1024", "12000", "007"]) | st.integers(0, 10**18).map(
@@ -51,7 +52,7 @@ def pods(apiserver: ApiServer) -> str:
     return f"/api/v1/namespaces/{name}/pods"
 
 
-@settings(max_examples=300)
+@settings(max_examples=times(300))
 @given(st.sampled_from(["", "+"]), DIGITS, DECIMALS, SUFFIXES)
 def test_stored(apiserver: ApiServer, pods: str, sign: str, digits: str, decimals: str, suffix: str) -> None:
     written = sign + digits + decimals + suffix

@@ -16,6 +16,7 @@ from shoal.placement.engine import Engine
 from shoal.placement.worth.demand import NO_DEMAND, Demand, DemandCounter, demand_of
 from shoal.placement.worth.prices import worth_of
 from tests.placement.clusters import GIB, WHOLE, card, ledger_of, node, request
+from tests.soak import times
 
 SMALL = PodClass(request(Share(compute=10)))
 LARGE = PodClass(request(WHOLE))
@@ -270,7 +271,7 @@ def test_an_unseen_size_costs_the_least_it_can_take_away() -> None:
     assert prices.price[60] == pytest.approx(0.5)
 
 
-@settings(max_examples=40)
+@settings(max_examples=times(40))
 @given(st.dictionaries(st.integers(1, 100), st.integers(1, 50), min_size=1, max_size=6), st.integers(1, 50))
 def test_worths_and_prices_of_any_demand(demand: dict[int, float], cards: int) -> None:
     prices = worth_of(demand, cards)

@@ -26,6 +26,7 @@ from shoal.placement.errors import BookingError
 from shoal.placement.ledger import Booking, Ledger, OverBooked
 from shoal.placement.policies import policy_named
 from tests.placement.clusters import GIB, WHOLE, request
+from tests.soak import times
 
 NODES = ("n1", "n2")
 PODS = tuple(f"p{number}" for number in range(8))
@@ -383,5 +384,5 @@ class Books(RuleBasedStateMachine):
                 assert self.fits(Booking("new", answer, question.cpu_milli, question.memory_mib))
 
 
-Books.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+Books.TestCase.settings = settings(max_examples=times(60), stateful_step_count=30)
 TestBooks = Books.TestCase

@@ -15,6 +15,7 @@ from shoal.placement.errors import BookingError
 from shoal.placement.ledger import Booking, Ledger
 from shoal.placement.policies import policy_named
 from tests.placement.clusters import GIB, WHOLE, booking, ledger_of, node, uuid_of
+from tests.soak import times
 
 CARDS = 3
 
@@ -91,7 +92,7 @@ def cards_of(containers: Iterable[ContainerAllocation]) -> set[str]:
     return {card.uuid for container in containers for card in container.cards}
 
 
-@settings(max_examples=300)
+@settings(max_examples=times(300))
 @given(
     requests(),
     sizes,

@@ -15,9 +15,9 @@ from shoal.analysis.nodes import by_node
 from shoal.analysis.unschedulable import preempts, unschedulable
 from shoal.placement.engine import Engine
 from shoal.placement.policies import FILTERS, POLICIES
+from shoal.scheduler.cluster_events import ClusterEvent
 from shoal.scheduler.feasibility.feasibility import Feasibility
-from shoal.scheduler.queue.wake import Wake
-from shoal.scheduler.telling.words import diagnose
+from shoal.scheduler.reporting.diagnosis import diagnose
 from tests.analysis.small import Small
 from tests.placement.clusters import RefusesNode
 from tests.scheduler.extender.requests import args, binding, pod, preemption
@@ -34,7 +34,7 @@ def scene_of(policy: str, *names: str, all_up_to: int = 64) -> Scene:
     scene = Scene(policy=policy, all_up_to=all_up_to)
     for name in names:
         scene.add_node(name, 2)
-    add_filter(scene.books.engine)
+    add_filter(scene.state.engine)
     return scene
 
 
@@ -82,7 +82,7 @@ def test_the_extender_preempts(policy: str) -> None:
 
 def test_preemption_finds_no_victims(policy: str) -> None:
     scene = full(policy)
-    plans = clearing_of(scene.books, scene.client, scene.budgets)
+    plans = clearing_of(scene.state, scene.client, scene.budgets)
     wanted = scene.add_pod(pod("high", mem="8", priority=5))
     assert plans.plan(wanted, ["closed"]) is None
     plan = plans.plan(wanted, ["closed", "open"])
@@ -93,12 +93,12 @@ def test_preemption_finds_no_victims(policy: str) -> None:
 def test_the_scheduler_tells_and_wakes_up_for_anything(policy: str) -> None:
     scene = scene_of(policy, "closed")
     waiting = scene.add_pod(pod(mem="4"))
-    engine = scene.books.engine
-    diagnosis = diagnose(engine, scene.books.request(waiting), Feasibility(scene.books.cluster).verdict(waiting))
+    engine = scene.state.engine
+    diagnosis = diagnose(engine, scene.state.request(waiting), Feasibility(scene.state.tables).verdict(waiting))
     assert diagnosis.message == (
         "0/1 nodes are available: 1 node(s) refused by Closed. Closest: closed (closed for the day)."
     )
-    assert diagnosis.helps == ~Wake(0)
+    assert diagnosis.helps == ~ClusterEvent(0)
 
 
 def test_why_names_the_filter(policy: str) -> None:

@@ -14,16 +14,17 @@ from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import NODES, PODS
-from shoal.kube.store import Change, Kind
+from shoal.kube.store import Change, ChangeType
 from shoal.model.allocation import Allocation
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu
 from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
 from shoal.placement.policies import POLICIES
-from shoal.scheduler.binder import Binder, BindError
-from shoal.scheduler.books.books import Books
-from shoal.scheduler.feasibility.cluster import Cluster
+from shoal.scheduler.binder import Binder
+from shoal.scheduler.errors import BindError
+from shoal.scheduler.feasibility.tables import ClusterTables
+from shoal.scheduler.state.cluster_state import ClusterState
 from tests.kube.relay import Relay
 from tests.kube.waiting import until
 from tests.testbed.fake_nodes import node as node_object
@@ -37,19 +38,19 @@ class Stage:
     def __init__(self, direct: Client, relayed: Client, relay: Relay) -> None:
         self.direct = direct
         self.relay = relay
-        self.books = Books(
+        self.state = ClusterState(
             Engine(Ledger(), POLICIES["binpack"]),
-            Cluster(),
+            ClusterTables(),
             unit=MemoryUnit.GIB,
             news=lambda _: None,
             report=lambda *_: None,
         )
         self.leads = True
-        self.binder = Binder(relayed, self.books, may_write=lambda: self.leads, now_ns=lambda: 1, rng=random.Random(1))
+        self.binder = Binder(relayed, self.state, may_write=lambda: self.leads, now_ns=lambda: 1, rng=random.Random(1))
 
     async def begin(self) -> None:
         await self.direct.create(NODES.raw, node_object("n0", CARDS))
-        self.books.on_node(Change(Kind.ADDED, None, await self.direct.get(NODES, "n0")))
+        self.state.on_node(Change(ChangeType.ADDED, None, await self.direct.get(NODES, "n0")))
 
     async def pod(self, name: str) -> Pod:
         limits = {"aliyun.com/gpu-mem": "4"}
@@ -61,19 +62,19 @@ class Stage:
         }
         await self.direct.create(PODS.raw, manifest)
         pod = await self.now(name)
-        self.books.on_pod(Change(Kind.ADDED, None, pod))
+        self.state.on_pod(Change(ChangeType.ADDED, None, pod))
         return pod
 
     async def now(self, name: str) -> Pod:
         return await self.direct.get(PODS, name, namespace="default")
 
     def place(self, pod: Pod) -> Allocation:
-        allocation = self.books.place(pod)
+        allocation = self.state.place(pod)
         assert allocation is not None
         return allocation
 
     def booked(self, pod: Pod) -> list[str] | None:
-        booking = self.books.engine.ledger.booking(pod.metadata.uid)
+        booking = self.state.engine.ledger.booking(pod.metadata.uid)
         return None if booking is None else list(booking.allocation.held())
 
 

@@ -87,15 +87,15 @@ async def test_no_card_is_over_booked_at_any_moment(
         following.cancel()
         await asyncio.wait({following})
     kubelet.kill()
-    books = history.books
+    state = history.state
     with capsys.disabled():
         print(  # noqa: T201
             f"\nseed {SEED}: {PODS_MADE} pods, {history.events} events in {time.monotonic() - started:.0f} s, of which "
-            f"{time.monotonic() - quiet:.0f} s after the last harm; at most {books.most_pods} pods at once, "
-            f"{len(books.bound)} bound; changes in gaps {history.gaps}; {dict(trouble.done)}"
+            f"{time.monotonic() - quiet:.0f} s after the last harm; at most {state.most_pods} pods at once, "
+            f"{len(state.bound)} bound; changes in gaps {history.gaps}; {dict(trouble.done)}"
         )
-    assert books.wrong == []
-    assert len(books.bound) >= PODS_MADE - len(churn.deleted)
+    assert state.wrong == []
+    assert len(state.bound) >= PODS_MADE - len(churn.deleted)
     assert trouble.done.total() > PODS_MADE / 200
 
 

@@ -21,8 +21,8 @@ from shoal.kube.client import Client
 from shoal.kube.errors import NotFoundError
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import CLAIMS, NAMESPACES, NODES, PODS, STORAGE_CLASSES, VOLUMES, Resource
-from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.feasibility import Feasibility, Verdict
+from shoal.scheduler.feasibility.tables import ClusterTables
 from tests.scheduler.feasibility.made_up import NAMESPACES as ROOMS
 from tests.scheduler.feasibility.made_up import Dice
 from tests.scheduler.feasibility.world import Manifest, World
@@ -185,7 +185,7 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 async def read(client: Client) -> tuple[Feasibility, list[str]]:
     """The filters on what the API server has, and the nodes by row."""
-    cluster = Cluster()
+    cluster = ClusterTables()
     names = []
     for row, node in enumerate((await client.list(NODES)).items):
         cluster.set_node(row, node)
@@ -230,7 +230,7 @@ def own_words(verdict: Verdict) -> tuple[Counter[str], int]:
     """The same of a verdict. What holds for the pod and not for nodes has no count."""
     reasons = Counter[str]()
     resolvable = verdict.allowed & False
-    for refusal in verdict.refusals:
+    for refusal in verdict.rejections:
         reasons[refusal.reason] += int(refusal.rows.sum()) if not of_the_pod(refusal.reason) else 0
         if refusal.resolvable:
             resolvable |= refusal.rows
@@ -272,7 +272,7 @@ async def test_kube_scheduler_finds_the_same_nodes(
             ours = {by_row[row] for row in verdict.allowed.nonzero()[0].tolist()}
             theirs = recorder.asked.get(pod.metadata.uid, set())
             message = judged(pod) or ""
-            assert ours == theirs, f"cluster {number}: {pod}\n{message}\n{verdict.refusals}"
+            assert ours == theirs, f"cluster {number}: {pod}\n{message}\n{verdict.rejections}"
             compared += 1
             fitting += bool(theirs)
             if not theirs and not names_nodes(pod):

@@ -12,7 +12,7 @@ from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.client import Client
 from shoal.kube.resources import LEASES, NODES, PODS
 from shoal.scheduler import app
-from shoal.scheduler.config import Config
+from shoal.scheduler.config import SchedulerConfig
 from tests.kube.waiting import until
 from tests.suites.scheduling.ways import service_account
 from tests.testbed.apiserver import ApiServer
@@ -40,7 +40,7 @@ class Replica:
     async def run(self, kubeconfig: Path) -> None:
         """Run it, and again when it has ended."""
         access = load_access(environ={}, home=Path("/"), kubeconfig=kubeconfig)
-        config = Config(port=0, health_host="127.0.0.1", health_port=0, scheduler_names=())
+        config = SchedulerConfig(port=0, health_host="127.0.0.1", health_port=0, scheduler_names=())
         while True:
             await app.run(config, access, identity=self._name, serving=self._on_serving)
 

@@ -20,12 +20,11 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.store import Store
 from shoal.model.errors import RequestError
 from shoal.placement.errors import PolicyError
+from shoal.scheduler.errors import UnknownPodError, WireError
 from shoal.scheduler.extender.filtering import OFFER_ALL
 from shoal.scheduler.extender.server import Address, Extender
-from shoal.scheduler.extender.waiting import UnknownPodError
-from shoal.scheduler.extender.wire import WireError
 from shoal.scheduler.feasibility.feasibility import Feasibility
-from shoal.scheduler.telling.words import diagnose
+from shoal.scheduler.reporting.diagnosis import diagnose
 from tests.scheduler.extender import requests
 from tests.scheduler.extender.scene import Scene
 from tests.testbed.fake_nodes import node as node_object
@@ -93,8 +92,8 @@ def test_mutated_nodes_and_pods_on_the_watch() -> None:
     """The books never break, never book more than a card has by their own decision, and agree with the store."""
     rng = random.Random(SEED)
     scene = Scene(policy="fragmentation")
-    books = scene.books
-    feasibility = Feasibility(books.cluster)
+    state = scene.state
+    feasibility = Feasibility(state.tables)
     nodes: Store[Node] = Store()
     pods: Store[Pod] = Store()
     decoded = refused = placed = 0
@@ -115,30 +114,30 @@ def test_mutated_nodes_and_pods_on_the_watch() -> None:
         obj = msgspec.structs.replace(obj, metadata=msgspec.structs.replace(obj.metadata, uid=uid))
         if isinstance(obj, Node):
             for node_change in nodes.apply(WatchEvent(type=kind, object=obj)):
-                books.on_node(node_change)
+                state.on_node(node_change)
         else:
             for pod_change in pods.apply(WatchEvent(type=kind, object=obj)):
-                books.on_pod(pod_change)
+                state.on_pod(pod_change)
         decoded += 1
         waiting = [pod for pod in pods if not pod.spec.node_name]
         pod = rng.choice(waiting) if waiting else None
-        if pod is None or books.engine.ledger.booking(pod.metadata.uid) is not None:
+        if pod is None or state.engine.ledger.booking(pod.metadata.uid) is not None:
             continue
-        over = {(card.uuid, card.pods) for card in books.engine.ledger.over_booked()}
+        over = {(card.uuid, card.pods) for card in state.engine.ledger.over_booked()}
         try:
             verdict = feasibility.verdict(pod)
-            allocation = books.place(pod, among=verdict.allowed, favour=verdict.favour)
+            allocation = state.place(pod, among=verdict.allowed, favour=verdict.favour)
         except (RequestError, PolicyError):
             refused += 1
             continue
-        assert {(card.uuid, card.pods) for card in books.engine.ledger.over_booked()} == over
+        assert {(card.uuid, card.pods) for card in state.engine.ledger.over_booked()} == over
         if allocation is None:
-            diagnose(books.engine, books.request(pod), verdict)
+            diagnose(state.engine, state.request(pod), verdict)
         else:
             placed += 1
-            books.cancel(pod.metadata.uid)
+            state.cancel(pod.metadata.uid)
     there = [pod for pod in pods if pod.status.phase not in ("Succeeded", "Failed")]
-    booked = {booking.pod for booking in books.engine.ledger.bookings()}
+    booked = {booking.pod for booking in state.engine.ledger.bookings()}
     assert booked >= {pod.metadata.uid for pod in there if pod.spec.node_name}
     # A pod that has a node never loses it: who shows it without one is behind.
     assert booked <= {pod.metadata.uid for pod in there}
@@ -176,7 +175,7 @@ def test_mutated_requests_to_the_endpoints(all_up_to: int) -> None:
         answered += 1
         scene.now += 60  # whatever is held is over
         scene.verbs.holds.expire()
-        assert not list(scene.books.engine.ledger.bookings())
+        assert not list(scene.state.engine.ledger.bookings())
     assert answered > MUTANTS // 25
 
 
@@ -185,7 +184,7 @@ async def test_mutated_bytes_on_connections() -> None:
     rng = random.Random(SEED + 2)
     scene = Scene()
     scene.add_node("n0", 2)
-    extender = Extender(scene.verbs, scene.books, metrics=scene.metrics, not_ready=lambda: "", clock=lambda: scene.now)
+    extender = Extender(scene.verbs, scene.state, metrics=scene.metrics, not_ready=lambda: "", clock=lambda: scene.now)
     body = scene.shown(requests.args(requests.pod("a"), ["n0"]))
     whole = [
         b"POST /gpushare-scheduler/filter HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body),
@@ -210,7 +209,7 @@ async def test_mutated_bytes_on_connections() -> None:
             assert await _ask(port, b"GET /version HTTP/1.1\r\nHost: h\r\n\r\n")
     scene.now += 60
     scene.verbs.holds.expire()
-    assert not list(scene.books.engine.ledger.bookings())
+    assert not list(scene.state.engine.ledger.bookings())
     assert answered > MUTANTS // 20
 
 

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shoal.model.contract.groups import PodGroup
 from shoal.scheduler.queue.gangs import Gang, Gangs
+from tests.soak import times
 
 TRAIN = ("team", "train")
 
@@ -209,5 +210,5 @@ class GangMachine(RuleBasedStateMachine):
             assert self.gangs.next_time() is None
 
 
-GangMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
+GangMachine.TestCase.settings = settings(max_examples=times(100), stateful_step_count=30)
 TestGangs = GangMachine.TestCase

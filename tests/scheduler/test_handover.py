@@ -8,7 +8,7 @@ import pytest
 
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
-from shoal.kube.store import Change, Kind
+from shoal.kube.store import Change, ChangeType
 from shoal.scheduler.handover import Handover
 
 
@@ -28,7 +28,7 @@ class Scene:
         self.nodes[name] = msgspec.convert(
             {"metadata": {"name": name}, "spec": {"unschedulable": True} if cordoned else {}}, Node
         )
-        self.handover.on_node(Change(Kind.MODIFIED, old, self.nodes[name]))
+        self.handover.on_node(Change(ChangeType.MODIFIED, old, self.nodes[name]))
 
     def pod(self, name: str, node: str, **changes: Any) -> None:
         meta = {"name": name, "namespace": changes.pop("namespace", "kube-system"), **changes.pop("metadata", {})}
@@ -36,11 +36,11 @@ class Scene:
         account = changes.pop("account", "shoal-scheduler")
         status = {"phase": changes.pop("phase", "Running"), "containerStatuses": running}
         made = {"metadata": meta, "spec": {"nodeName": node, "serviceAccountName": account}, "status": status}
-        self.handover.on_pod(Change(Kind.ADDED, None, msgspec.convert(made, Pod)))
+        self.handover.on_pod(Change(ChangeType.ADDED, None, msgspec.convert(made, Pod)))
 
     def gone(self, name: str) -> None:
         pod = msgspec.convert({"metadata": {"name": name, "namespace": "kube-system"}}, Pod)
-        self.handover.on_pod(Change(Kind.DELETED, pod, None))
+        self.handover.on_pod(Change(ChangeType.DELETED, pod, None))
 
 
 def test_a_leader_stays_until_its_node_is_cordoned() -> None:

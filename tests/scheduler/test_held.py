@@ -9,13 +9,13 @@ import pytest
 
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
-from shoal.kube.store import Change, Kind
+from shoal.kube.store import Change, ChangeType
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation, Held
 from shoal.model.contract import shoal
 from shoal.model.request import Share
-from shoal.scheduler.books.books import REASON_CHANGED, REASON_NODE, REASON_POD
-from shoal.scheduler.books.held import GRACE_SECONDS
-from tests.scheduler.test_books import Told, a_pod, bound, cards
+from shoal.scheduler.state.cluster_state import REASON_CHANGED, REASON_NODE, REASON_POD
+from shoal.scheduler.state.holdings import GRACE_SECONDS
+from tests.scheduler.test_cluster_state import Told, a_pod, bound, cards
 from tests.testbed.fake_nodes import node as node_object
 
 WHOLE = Share(exclusive=True)
@@ -45,13 +45,13 @@ class OnNode:
         return self.told.held()[uid][1]
 
     def gone(self, pod: Pod, version: int) -> None:
-        self.told.books.on_pod(Change(Kind.DELETED, pod, None, str(version)))
+        self.told.state.on_pod(Change(ChangeType.DELETED, pod, None, str(version)))
 
     def fits(self, gib: int) -> bool:
         """Whether one more pod would be placed."""
-        found = self.told.books.place(a_pod("probe", {"aliyun.com/gpu-mem": str(gib)}))
+        found = self.told.state.place(a_pod("probe", {"aliyun.com/gpu-mem": str(gib)}))
         if found is not None:
-            self.told.books.cancel("uid-probe")
+            self.told.state.cancel("uid-probe")
         return found is not None
 
 
@@ -121,14 +121,14 @@ def test_a_pod_that_is_over_holds_its_card_until_its_node_says_so(on_node: OnNod
     holds = Held({"uid-a": (*given(0, WHOLE), *given(1, WHOLE))}, as_of=5)
     on_node.says(holds)
     on_node.gone(with_status(pod, status), 9)
-    assert on_node.told.books.pod("uid-a") is None
+    assert on_node.told.state.pod("uid-a") is None
     assert not on_node.fits(1)
     on_node.says(Held(holds.pods, as_of=9))
     assert not on_node.fits(1), "its containers are there still"
     on_node.says(Held({}, as_of=8))
     assert not on_node.fits(1), "that was said before its end"
     on_node.told.now += 10 * GRACE_SECONDS
-    on_node.told.books.sweep()
+    on_node.told.state.sweep()
     assert not on_node.fits(1), "time alone frees nothing where an agent tells"
     on_node.says(Held({}, as_of=9))
     assert on_node.fits(16)
@@ -156,7 +156,7 @@ def test_a_pod_whose_end_was_not_true_has_its_cards(on_node: OnNode) -> None:
     on_node.told.see(with_status(pod, {"phase": "Succeeded"}))
     on_node.told.see(bound(pod, "n0", record(1, Share(16384))))
     assert on_node.card("uid-a") == {"GPU-n0-0": Share(16384)}
-    assert on_node.told.books.pod("uid-a") is not None
+    assert on_node.told.state.pod("uid-a") is not None
 
 
 def test_without_an_agent_a_pod_that_vanished_while_it_ran_has_time_to_end(on_node: OnNode) -> None:
@@ -164,10 +164,10 @@ def test_without_an_agent_a_pod_that_vanished_while_it_ran_has_time_to_end(on_no
     on_node.told.see(with_status(pod, RUNS))
     on_node.gone(with_status(pod, RUNS), 9)
     on_node.told.now += GRACE_SECONDS - 1
-    on_node.told.books.sweep()
+    on_node.told.state.sweep()
     assert not on_node.fits(1)
     on_node.told.now += 1
-    on_node.told.books.sweep()
+    on_node.told.state.sweep()
     assert on_node.fits(16)
 
 
@@ -205,9 +205,9 @@ def test_what_is_held_goes_with_its_node(on_node: OnNode) -> None:
     on_node.told.see(pod)
     on_node.says(Held({"uid-a": given(0, WHOLE), "uid-x": given(1, WHOLE)}))
     on_node.gone(pod, 9)
-    node = on_node.told.books.node("n0")
+    node = on_node.told.state.node("n0")
     assert node is not None
-    on_node.told.books.on_node(Change(Kind.DELETED, node, None))
+    on_node.told.state.on_node(Change(ChangeType.DELETED, node, None))
     assert on_node.told.held() == {}
 
 

@@ -12,7 +12,7 @@ from shoal.model.contract import keti
 from shoal.model.request import Share
 from shoal.placement.engine import Engine
 from shoal.placement.policies import policy_named
-from shoal.scheduler.keti_policy import MAX_PROBLEMS, KetiPolicy, Outcome
+from shoal.scheduler.keti_policy import MAX_PROBLEMS, KetiPolicyReader, PolicyOutcome
 from tests.placement.clusters import GIB, booking, card, ledger_of, node, request
 
 CONFIGURED = policy_named("fragmentation")
@@ -28,7 +28,7 @@ OLD = "gpu-scheduler-configmap"
 
 
 def test_it_appears_changes_and_goes() -> None:
-    follower = KetiPolicy(CONFIGURED)
+    follower = KetiPolicyReader(CONFIGURED)
     shown = follower.apply(configmap({"node-gpu-score-weight": "0.5:0.5"}))
     assert shown.policy is not None
     assert (shown.policy.name, shown.problems) == ("keti", ())
@@ -43,7 +43,7 @@ def test_it_appears_changes_and_goes() -> None:
 
 
 def test_an_empty_one_means_ketis_built_in_values() -> None:
-    follower = KetiPolicy(CONFIGURED)
+    follower = KetiPolicyReader(CONFIGURED)
     assert follower.apply(configmap()).policy is not None
     assert follower.settings == keti.DEFAULT_POLICY
 
@@ -62,20 +62,20 @@ def test_the_shipped_manifest_is_accepted_whole() -> None:
         "multi-node-allocation-permit": "false",
         "non-gpu-node-prefer": "false",
     }
-    outcome = KetiPolicy(CONFIGURED).apply(configmap(shipped))
+    outcome = KetiPolicyReader(CONFIGURED).apply(configmap(shipped))
     assert outcome.policy is not None
     assert outcome.problems == ()
 
 
 def test_the_oldest_manifest_is_accepted_too() -> None:
-    follower = KetiPolicy(CONFIGURED)
+    follower = KetiPolicyReader(CONFIGURED)
     data = {"node-gpu-score-weight": "0.3 0.7", "pod-re-schedule-permit": "true"}
     assert follower.apply(configmap(data, name=OLD)).problems == ()
     assert follower.settings == keti.KetiPolicy(node_weight=0.3, gpu_weight=0.7)
 
 
 def test_a_malformed_value_keeps_the_last_good_one() -> None:
-    follower = KetiPolicy(CONFIGURED)
+    follower = KetiPolicyReader(CONFIGURED)
     follower.apply(configmap({"node-gpu-score-weight": "0.2:0.8", "gpu-allocate-prefer": "binpack"}))
     outcome = follower.apply(configmap({"node-gpu-score-weight": "most", "nvlink-weight-percentage": "50"}))
     assert follower.settings == keti.KetiPolicy(node_weight=0.2, gpu_weight=0.8, nvlink_percent=50), "others apply"
@@ -88,7 +88,7 @@ def test_a_malformed_value_keeps_the_last_good_one() -> None:
 
 
 def test_a_value_malformed_from_the_start_is_the_built_in_one() -> None:
-    follower = KetiPolicy(CONFIGURED)
+    follower = KetiPolicyReader(CONFIGURED)
     outcome = follower.apply(configmap({"avoid-nvlink-one-gpu": "yes"}))
     assert follower.settings == keti.DEFAULT_POLICY
     assert "built-in" in outcome.problems[0]
@@ -96,7 +96,7 @@ def test_a_value_malformed_from_the_start_is_the_built_in_one() -> None:
 
 
 def test_what_was_good_is_forgotten_with_its_configmap() -> None:
-    follower = KetiPolicy(CONFIGURED)
+    follower = KetiPolicyReader(CONFIGURED)
     follower.apply(configmap({"nvlink-weight-percentage": "50"}))
     follower.remove(configmap())
     follower.apply(configmap({"nvlink-weight-percentage": "fifty"}))
@@ -104,13 +104,13 @@ def test_what_was_good_is_forgotten_with_its_configmap() -> None:
 
 
 def test_a_misspelt_key_is_told() -> None:
-    (problem,) = KetiPolicy(CONFIGURED).apply(configmap({"gpu-allocate-perfer": "binpack"})).problems
+    (problem,) = KetiPolicyReader(CONFIGURED).apply(configmap({"gpu-allocate-perfer": "binpack"})).problems
     assert "'gpu-allocate-perfer'" in problem
     assert "no effect" in problem
 
 
 def test_the_newer_name_counts_before_the_older() -> None:
-    follower = KetiPolicy(CONFIGURED)
+    follower = KetiPolicyReader(CONFIGURED)
     old, new = {"nvlink-weight-percentage": "1"}, {"nvlink-weight-percentage": "2"}
     follower.apply(configmap(new))
     outcome = follower.apply(configmap(old, name=OLD))
@@ -124,11 +124,11 @@ def test_the_newer_name_counts_before_the_older() -> None:
 
 
 def test_only_the_named_namespaces_count() -> None:
-    follower = KetiPolicy(CONFIGURED, namespaces=("gpu", "kube-system"))
+    follower = KetiPolicyReader(CONFIGURED, namespaces=("gpu", "kube-system"))
     binpack = {"gpu-allocate-prefer": "binpack"}
     for other in (configmap(binpack, namespace="userpod"), configmap(binpack, name="anything")):
         assert not follower.concerns(other)
-        assert follower.apply(other) == Outcome(None)
+        assert follower.apply(other) == PolicyOutcome(None)
         assert follower.remove(other).policy is None
     assert follower.apply(configmap(binpack, namespace="kube-system")).policy is not None
     follower.apply(configmap())
@@ -139,7 +139,7 @@ def test_the_engine_decides_by_what_the_configmap_says() -> None:
     """Two T4s, one in use: spread takes the other, binpack the same; a later ConfigMap turns it round."""
     ledger = ledger_of(node("n1", [16, 16]))
     ledger.assume(booking("there", "n1", {0: Share(4 * GIB)}))
-    follower = KetiPolicy(CONFIGURED)
+    follower = KetiPolicyReader(CONFIGURED)
     engine = Engine(ledger, CONFIGURED)
     taken = []
     for prefer in ("spread", "binpack", "spread"):
@@ -158,7 +158,7 @@ def test_the_engine_decides_by_what_the_configmap_says() -> None:
 def test_one_card_keeps_off_links_when_told(avoid: str, index: int) -> None:
     cards = [card("n1", 0, links={1: 4}), card("n1", 1, links={0: 4}), card("n1", 2)]
     engine = Engine(ledger_of(node("n1", cards)), CONFIGURED)
-    policy = KetiPolicy(CONFIGURED).apply(configmap({"avoid-nvlink-one-gpu": avoid})).policy
+    policy = KetiPolicyReader(CONFIGURED).apply(configmap({"avoid-nvlink-one-gpu": avoid})).policy
     assert policy is not None
     engine.policy = policy
     engine.forget()
@@ -173,7 +173,7 @@ values = st.sampled_from(["true", "false", "0.5:0.5", "0.3 0.7", "7", "spread", 
 
 @given(st.lists(st.dictionaries(keys, values, max_size=14), min_size=1, max_size=4))
 def test_whatever_is_written_there_is_always_a_policy(history: list[dict[str, str]]) -> None:
-    follower = KetiPolicy(CONFIGURED)
+    follower = KetiPolicyReader(CONFIGURED)
     for data in history:
         before = follower.settings
         outcome = follower.apply(configmap(data))

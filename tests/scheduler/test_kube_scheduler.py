@@ -8,13 +8,13 @@ import yaml
 from click.testing import CliRunner
 
 from shoal.cli.main import main
+from shoal.scheduler.errors import ConfigurationError
 from shoal.scheduler.kube_scheduler import (
     MOUNTED,
-    ConfigurationError,
-    Form,
-    InlineTls,
-    Mode,
-    Tls,
+    ClientTls,
+    ConfigForm,
+    InlineClientTls,
+    SchedulerMode,
     configuration,
     form_for,
     instructions,
@@ -26,18 +26,18 @@ GROUP = "kubescheduler.config.k8s.io"
 @pytest.mark.parametrize(
     ("version", "form"),
     [
-        ("1.11", Form.POLICY),
-        ("v1.21.14", Form.POLICY),
-        ("1.22", Form.V1BETA2),
-        ("1.23", Form.V1BETA3),
-        ("1.24.17-gke.200", Form.V1BETA3),
-        ("1.25", Form.V1),
-        ("1.28+", Form.V1),
-        (" v1.36.3 ", Form.V1),
-        ("1.99", Form.V1),
+        ("1.11", ConfigForm.POLICY),
+        ("v1.21.14", ConfigForm.POLICY),
+        ("1.22", ConfigForm.V1BETA2),
+        ("1.23", ConfigForm.V1BETA3),
+        ("1.24.17-gke.200", ConfigForm.V1BETA3),
+        ("1.25", ConfigForm.V1),
+        ("1.28+", ConfigForm.V1),
+        (" v1.36.3 ", ConfigForm.V1),
+        ("1.99", ConfigForm.V1),
     ],
 )
-def test_each_release_gets_a_form_it_reads(version: str, form: Form) -> None:
+def test_each_release_gets_a_form_it_reads(version: str, form: ConfigForm) -> None:
     assert form_for(version) is form
 
 
@@ -59,7 +59,7 @@ def test_the_default_scheduler_is_wired_through_the_node_port() -> None:
     assert document["kind"] == "KubeSchedulerConfiguration"
     assert document["clientConnection"] == {"kubeconfig": "/etc/kubernetes/scheduler.conf"}
     assert "profiles" not in document
-    inline = InlineTls(b"ca", b"certificate", b"key")
+    inline = InlineClientTls(b"ca", b"certificate", b"key")
     assert extender_of(configuration("1.36", tls=inline)) == {
         "urlPrefix": "https://127.0.0.1:32766/gpushare-scheduler",
         "filterVerb": "filter",
@@ -88,28 +88,30 @@ def test_the_default_scheduler_is_wired_through_the_node_port() -> None:
 
 def test_a_second_scheduler_has_a_name_and_a_lease_of_its_own() -> None:
     for version, api in (("1.22", "v1beta2"), ("1.24", "v1beta3"), ("1.36", "v1")):
-        document = yaml.safe_load(configuration(version, mode=Mode.SECOND))
+        document = yaml.safe_load(configuration(version, mode=SchedulerMode.SECOND))
         assert document["apiVersion"] == f"{GROUP}/{api}"
         assert document["profiles"] == [{"schedulerName": "gpu-scheduler"}]
         assert document["leaderElection"]["resourceName"] == "gpu-scheduler"
         assert "clientConnection" not in document, "it runs in a pod"
         assert document["percentageOfNodesToScore"] == 100
         assert document["extenders"][0]["urlPrefix"].startswith("http://gpushare-schd-extender.kube-system:12345/")
-        with_tls = extender_of(configuration(version, mode=Mode.SECOND, tls=MOUNTED))
+        with_tls = extender_of(configuration(version, mode=SchedulerMode.SECOND, tls=MOUNTED))
         assert with_tls["urlPrefix"].startswith("https://gpushare-schd-extender.kube-system:12345/")
         assert with_tls["tlsConfig"]["keyFile"] == "/etc/shoal-tls/client.key"
 
 
 def test_the_policy_of_old_releases_has_its_own_spelling() -> None:
-    policy = json.loads(configuration("1.20", url="https://10.0.0.1:32766", tls=Tls("/ca.pem")))
+    policy = json.loads(configuration("1.20", url="https://10.0.0.1:32766", tls=ClientTls("/ca.pem")))
     assert (policy["kind"], policy["apiVersion"]) == ("Policy", "v1")
     (extender,) = policy["extenders"]
     assert extender["enableHttps"] is True
     assert "enableHTTPS" not in extender
     assert extender["httpTimeout"] == 5_000_000_000
     assert extender["tlsConfig"] == {"caFile": "/ca.pem"}
-    assert "--policy-config-file=/etc/kubernetes/shoal-scheduler.json" in instructions("1.20", mode=Mode.DEFAULT)
-    assert "--scheduler-name=gpu-scheduler" in instructions("1.20", mode=Mode.SECOND)
+    assert "--policy-config-file=/etc/kubernetes/shoal-scheduler.json" in instructions(
+        "1.20", mode=SchedulerMode.DEFAULT
+    )
+    assert "--scheduler-name=gpu-scheduler" in instructions("1.20", mode=SchedulerMode.SECOND)
 
 
 def test_addresses_are_completed_and_checked() -> None:
@@ -123,7 +125,7 @@ def test_addresses_are_completed_and_checked() -> None:
         with pytest.raises(ConfigurationError, match="cannot be used"):
             configuration("1.36", url=url)
     with pytest.raises(ConfigurationError, match="not https"):
-        configuration("1.36", url="http://x", tls=Tls("/ca.pem"))
+        configuration("1.36", url="http://x", tls=ClientTls("/ca.pem"))
 
 
 def test_the_static_pod_edit_is_explained_in_comments() -> None:
@@ -131,12 +133,12 @@ def test_the_static_pod_edit_is_explained_in_comments() -> None:
     text = "\n".join(head)
     for part in ("--config=/etc/kubernetes/shoal-scheduler.yaml", "volumeMounts", "hostPath", "To undo it"):
         assert part in text
-    assert "/etc/kubernetes/manifests" not in configuration("1.36", mode=Mode.SECOND)
+    assert "/etc/kubernetes/manifests" not in configuration("1.36", mode=SchedulerMode.SECOND)
 
 
 def test_the_command_prints_what_the_function_gives() -> None:
     done = CliRunner().invoke(main, ["config", "kube-scheduler", "--for", "1.36", "--mode", "second"])
-    assert (done.exit_code, done.stdout) == (0, configuration("1.36", mode=Mode.SECOND, tls=MOUNTED))
+    assert (done.exit_code, done.stdout) == (0, configuration("1.36", mode=SchedulerMode.SECOND, tls=MOUNTED))
     done = CliRunner().invoke(main, ["config", "kube-scheduler", "--for", "1.21", "--plain"])
     assert done.exit_code == 0
     assert done.stdout == configuration("1.21"), "JSON alone, ready for a file"

@@ -16,14 +16,14 @@ from shoal.kube.events import Recorder
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import NODES, PODS
-from shoal.kube.store import Change, Kind, Store
+from shoal.kube.store import Change, ChangeType, Store
 from shoal.scheduler.binder import Binder
 from shoal.scheduler.claims import Claims
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.loop import Loop
 from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.queue.queue import Place
-from shoal.scheduler.telling.tell import Teller
+from shoal.scheduler.queue.queue import QueuePlace
+from shoal.scheduler.reporting.reporter import Reporter
 from tests.kube.waiting import until
 from tests.scheduler.extender.scene import books_of, clearing_of
 from tests.testbed.fake_nodes import node
@@ -34,27 +34,27 @@ class Stage:
 
     def __init__(self, client: Client, recorder: Recorder) -> None:
         self.client = client
-        self.books = books_of()
-        feasibility = Feasibility(self.books.cluster)
+        self.state = books_of()
+        feasibility = Feasibility(self.state.tables)
         self.loop = Loop(
-            self.books,
+            self.state,
             feasibility,
-            Binder(client, self.books, may_write=lambda: True, now_ns=time.time_ns),
-            Claims(client, self.books.cluster, feasibility),
-            clearing_of(self.books, client, Store()),
-            Teller(client, recorder, now=lambda: datetime.now(UTC), may_write=lambda: True),
+            Binder(client, self.state, may_write=lambda: True, now_ns=time.time_ns),
+            Claims(client, self.state.tables, feasibility),
+            clearing_of(self.state, client, Store()),
+            Reporter(client, recorder, now=lambda: datetime.now(UTC), may_write=lambda: True),
             Metrics(),
             names=["gpu-scheduler"],
             cluster="",
             binds=8,
             clock=time.monotonic,
         )
-        self.books.on_node(Change(Kind.ADDED, None, msgspec.convert(node("a", 1), Node)))
+        self.state.on_node(Change(ChangeType.ADDED, None, msgspec.convert(node("a", 1), Node)))
 
     def see(self, pod: Pod) -> None:
         """The watch brings a pod as it is here."""
-        change = Change(Kind.MODIFIED, pod, pod)
-        self.books.on_pod(change)
+        change = Change(ChangeType.MODIFIED, pod, pod)
+        self.state.on_pod(change)
         self.loop.on_pod(change)
 
     async def create(self, name: str, gib: int) -> Pod:
@@ -87,19 +87,19 @@ async def test_a_watch_that_is_late_takes_nothing_from_a_pod_that_is_bound(stage
     await until(lambda: first.metadata.uid not in stage.loop.queue, "bound")
     assert await stage.node_of("first") == "a"
     stage.see(first)
-    await until(lambda: stage.loop.queue.place_of(first.metadata.uid) is not Place.ACTIVE, "tried")
-    assert stage.books.engine.ledger.booking(first.metadata.uid) is not None
+    await until(lambda: stage.loop.queue.place_of(first.metadata.uid) is not QueuePlace.ACTIVE, "tried")
+    assert stage.state.engine.ledger.booking(first.metadata.uid) is not None
     second = await stage.create("second", 10)
     stage.see(second)
-    await until(lambda: stage.loop.queue.place_of(second.metadata.uid) is Place.PARKED, "parked")
+    await until(lambda: stage.loop.queue.place_of(second.metadata.uid) is QueuePlace.PARKED, "parked")
     assert await stage.node_of("second") == ""
 
 
 async def test_a_pod_counts_as_demand_from_its_arrival(stage: Stage) -> None:
-    demand = stage.books.engine.demand
+    demand = stage.state.engine.demand
     pods = [await stage.create(name, 2) for name in ("first", "second")]
     for pod in pods:
         stage.see(pod)
     # The loop had no turn yet: both stand in the queue, and none was tried.
-    assert stage.loop.queue.place_of(pods[0].metadata.uid) is Place.ACTIVE
+    assert stage.loop.queue.place_of(pods[0].metadata.uid) is QueuePlace.ACTIVE
     assert list(demand.counts.values()) == [2]

@@ -18,8 +18,8 @@ from shoal.model.request import Request, Share
 from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
 from shoal.scheduler.preemption.search import (
-    OnNode,
-    Plan,
+    PodOnNode,
+    PreemptionPlan,
     allowances,
     budgets_of,
     candidate_limit,
@@ -32,12 +32,12 @@ from tests.placement.clusters import GIB, WHOLE, booking, ledger_of, node, reque
 def chosen(
     ledger: Ledger,
     asked: Request,
-    pods: Mapping[str, Iterable[OnNode]],
+    pods: Mapping[str, Iterable[PodOnNode]],
     *,
     priority: int = 100,
     budgets: Mapping[Any, int] | None = None,
     limit: int = 100,
-) -> Plan | None:
+) -> PreemptionPlan | None:
     return choose(
         pods,
         pods_on=lambda name: list(pods[name]),
@@ -48,7 +48,7 @@ def chosen(
     )
 
 
-def victims(plan: Plan | None) -> tuple[str, list[str]] | None:
+def victims(plan: PreemptionPlan | None) -> tuple[str, list[str]] | None:
     return None if plan is None else (plan.node, [pod.uid for pod in plan.victims])
 
 
@@ -61,7 +61,7 @@ def one_card(*shares: tuple[str, Share], gib: int = 16) -> Ledger:
 
 def test_no_more_give_way_than_must() -> None:
     ledger = one_card(("small", Share(2 * GIB)), ("large", Share(8 * GIB)), ("middle", Share(4 * GIB)))
-    pods = [OnNode("small", 1), OnNode("middle", 2), OnNode("large", 0)]
+    pods = [PodOnNode("small", 1), PodOnNode("middle", 2), PodOnNode("large", 0)]
     assert victims(chosen(ledger, request(Share(6 * GIB)), {"n1": pods})) == ("n1", ["large"])
     assert victims(chosen(ledger, request(Share(12 * GIB)), {"n1": pods})) == ("n1", ["small", "large"])
     assert victims(chosen(ledger, request(WHOLE), {"n1": pods})) == ("n1", ["middle", "small", "large"])
@@ -69,22 +69,22 @@ def test_no_more_give_way_than_must() -> None:
 
 def test_the_higher_priority_is_let_off_though_it_costs_a_victim_more() -> None:
     ledger = one_card(("high", Share(8 * GIB)), ("low1", Share(4 * GIB)), ("low2", Share(4 * GIB)))
-    pods = [OnNode("low1", 1), OnNode("high", 9), OnNode("low2", 1)]
+    pods = [PodOnNode("low1", 1), PodOnNode("high", 9), PodOnNode("low2", 1)]
     assert victims(chosen(ledger, request(Share(8 * GIB)), {"n1": pods})) == ("n1", ["low1", "low2"])
 
 
 def test_only_lower_priorities_give_way() -> None:
     ledger = one_card(("equal", Share(16 * GIB)))
-    assert chosen(ledger, request(Share(GIB)), {"n1": [OnNode("equal", 100)]}) is None
-    assert victims(chosen(ledger, request(Share(GIB)), {"n1": [OnNode("equal", 99)]})) == ("n1", ["equal"])
-    assert chosen(ledger, request(Share(17 * GIB)), {"n1": [OnNode("equal", 99)]}) is None, "not even then"
+    assert chosen(ledger, request(Share(GIB)), {"n1": [PodOnNode("equal", 100)]}) is None
+    assert victims(chosen(ledger, request(Share(GIB)), {"n1": [PodOnNode("equal", 99)]})) == ("n1", ["equal"])
+    assert chosen(ledger, request(Share(17 * GIB)), {"n1": [PodOnNode("equal", 99)]}) is None, "not even then"
 
 
 def test_cpu_of_pods_without_cards_is_freed_too() -> None:
     ledger = ledger_of(node("n1", [16], cores=4))
     ledger.assume(booking("cpu", "n1", {}, cores=3))
     ledger.assume(booking("gpu", "n1", {0: Share(8 * GIB)}, cores=1))
-    pods = [OnNode("cpu", 1), OnNode("gpu", 1)]
+    pods = [PodOnNode("cpu", 1), PodOnNode("gpu", 1)]
     assert victims(chosen(ledger, request(Share(8 * GIB), cores=2), {"n1": pods})) == ("n1", ["cpu"])
 
 
@@ -92,7 +92,7 @@ def test_of_several_cards_the_cheapest_is_emptied() -> None:
     ledger = ledger_of(node("n1", [16, 16, 16]))
     ledger.assume(booking("a", "n1", {0: Share(10 * GIB)}))
     ledger.assume(booking("b", "n1", {1: Share(10 * GIB), 2: Share(10 * GIB)}))
-    pods = [OnNode("a", 5), OnNode("b", 1)]
+    pods = [PodOnNode("a", 5), PodOnNode("b", 1)]
     assert victims(chosen(ledger, request(WHOLE), {"n1": pods})) == ("n1", ["b"])
     assert victims(chosen(ledger, request(WHOLE, gpus=3), {"n1": pods})) == ("n1", ["a", "b"])
 
@@ -101,7 +101,7 @@ def test_nobody_gives_way_where_the_pod_could_not_be_served() -> None:
     for one_container in (False, True):
         ledger = ledger_of(replace(node("n1", [16, 16]), one_container=one_container))
         ledger.assume(booking("there", "n1", {0: Share(10 * GIB), 1: Share(10 * GIB)}))
-        pods = {"n1": [OnNode("there", 1)]}
+        pods = {"n1": [PodOnNode("there", 1)]}
         assert (chosen(ledger, request(Share(8 * GIB), gpus=2), pods) is None) is one_container
         assert victims(chosen(ledger, request(Share(8 * GIB)), pods)) == ("n1", ["there"])
 
@@ -111,16 +111,16 @@ def test_mps_clients_and_whole_cards() -> None:
     for number in range(10):
         ledger.assume(booking(f"client{number}", "n1", {0: Share(clients=1)}))
     ledger.assume(booking("whole", "n1", {1: WHOLE}))
-    pods = [OnNode(f"client{number}", 1, f"2026-01-01T00:00:{(number + 4) % 10:02}Z") for number in range(10)]
-    whole = OnNode("whole", 1, "2026-01-01T00:00:30Z")
+    pods = [PodOnNode(f"client{number}", 1, f"2026-01-01T00:00:{(number + 4) % 10:02}Z") for number in range(10)]
+    whole = PodOnNode("whole", 1, "2026-01-01T00:00:30Z")
     assert victims(chosen(ledger, request(Share(clients=1)), {"n1": [*pods, whole]})) == ("n1", ["whole"])
-    plan = chosen(ledger, request(Share(clients=1)), {"n1": [*pods, OnNode("whole", 50)]})
+    plan = chosen(ledger, request(Share(clients=1)), {"n1": [*pods, PodOnNode("whole", 50)]})
     assert victims(plan) == ("n1", ["client5"]), "the one that runs for the shortest"
 
 
 def test_budgets_are_spared_if_others_will_do() -> None:
     ledger = one_card(("a", Share(8 * GIB)), ("b", Share(8 * GIB)))
-    pods = {"n1": [OnNode("a", 1, disruption_budgets=("web",)), OnNode("b", 5)]}
+    pods = {"n1": [PodOnNode("a", 1, disruption_budgets=("web",)), PodOnNode("b", 5)]}
     asked = request(Share(8 * GIB))
     assert victims(chosen(ledger, asked, pods, budgets={"web": 1})) == ("n1", ["a"])
     assert victims(chosen(ledger, asked, pods, budgets={"web": 0})) == ("n1", ["b"])
@@ -139,14 +139,18 @@ def two_nodes() -> Ledger:
 @pytest.mark.parametrize(
     ("a", "b", "c", "expected"),
     [
-        pytest.param(OnNode("a", 5), OnNode("b", 1), OnNode("c", 1), "n2", id="lowest highest priority"),
-        pytest.param(OnNode("a", 5), OnNode("b", 5), OnNode("c", -9), "n1", id="smallest sum, none negative"),
+        pytest.param(PodOnNode("a", 5), PodOnNode("b", 1), PodOnNode("c", 1), "n2", id="lowest highest priority"),
+        pytest.param(PodOnNode("a", 5), PodOnNode("b", 5), PodOnNode("c", -9), "n1", id="smallest sum, none negative"),
         pytest.param(
-            OnNode("a", 1, disruption_budgets=("x",)), OnNode("b", 9), OnNode("c", 9), "n2", id="fewest broken budgets"
+            PodOnNode("a", 1, disruption_budgets=("x",)),
+            PodOnNode("b", 9),
+            PodOnNode("c", 9),
+            "n2",
+            id="fewest broken budgets",
         ),
     ],
 )
-def test_the_node_is_chosen_by(a: OnNode, b: OnNode, c: OnNode, expected: str) -> None:
+def test_the_node_is_chosen_by(a: PodOnNode, b: PodOnNode, c: PodOnNode, expected: str) -> None:
     plan = chosen(two_nodes(), request(WHOLE), {"n1": [a], "n2": [b, c]})
     assert plan is not None
     assert plan.node == expected
@@ -165,7 +169,7 @@ def test_then_by_the_latest_start_then_the_first(first: str | None, second: str 
     ledger = ledger_of(node("n1", [16]), node("n2", [16]))
     for uid, name in (("a", "n1"), ("b", "n2")):
         ledger.assume(booking(uid, name, {0: WHOLE}))
-    plan = chosen(ledger, request(WHOLE), {"n1": [OnNode("a", 1, first)], "n2": [OnNode("b", 1, second)]})
+    plan = chosen(ledger, request(WHOLE), {"n1": [PodOnNode("a", 1, first)], "n2": [PodOnNode("b", 1, second)]})
     assert plan is not None
     assert plan.node == expected
 
@@ -175,11 +179,11 @@ def test_the_search_ends_at_the_limit_unless_all_break_budgets() -> None:
     ledger = ledger_of(*(node(name, [16]) for name in names))
     for name in names:
         ledger.assume(booking(f"on-{name}", name, {0: WHOLE}))
-    pods = {name: [OnNode(f"on-{name}", 9 - place)] for place, name in enumerate(names)}
+    pods = {name: [PodOnNode(f"on-{name}", 9 - place)] for place, name in enumerate(names)}
     plan = chosen(ledger, request(WHOLE), pods, limit=2)
     assert plan is not None
     assert plan.node == "n1"
-    covered = {name: [OnNode(f"on-{name}", 1, disruption_budgets=("x",))] for name in names[:4]}
+    covered = {name: [PodOnNode(f"on-{name}", 1, disruption_budgets=("x",))] for name in names[:4]}
     plan = chosen(ledger, request(WHOLE), {**covered, "n4": pods["n4"], "n5": pods["n5"]}, limit=2)
     assert plan is not None
     assert (plan.node, plan.violations) == ("n4", 0)
@@ -191,9 +195,9 @@ def test_a_hundred_nodes_or_a_tenth(nodes: int, limit: int) -> None:
 
 
 def test_who_may_not_make_others_give_way() -> None:
-    leaving = OnNode("a", 1, giving_way=True)
+    leaving = PodOnNode("a", 1, giving_way=True)
     assert refusal(None, priority=5) is None
-    assert refusal("PreemptLowerPriority", priority=5, nominated=[OnNode("a", 1)]) is None
+    assert refusal("PreemptLowerPriority", priority=5, nominated=[PodOnNode("a", 1)]) is None
     assert "Never" in (refusal("Never", priority=5) or "")
     assert "already" in (refusal(None, priority=5, nominated=[leaving]) or "")
     assert refusal(None, priority=1, nominated=[leaving]) is None, "that one leaves for somebody else"

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from shoal.model.request import Request, Share
 from shoal.placement.engine import Engine
-from shoal.scheduler.preemption.search import OnNode, Plan, choose
+from shoal.scheduler.preemption.search import PodOnNode, PreemptionPlan, choose
 from tests.placement.clusters import GIB, WHOLE, booking, ledger_of, node, request
+from tests.soak import times
 
 CARD = 8 * GIB
 CLIENTS = 10
@@ -35,7 +36,7 @@ starts = st.none() | st.sampled_from(["2026-01-01T00:00:00Z", "2026-01-02T00:00:
 class Held:
     """A pod on a node, with what it holds by the index of the card."""
 
-    pod: OnNode
+    pod: PodOnNode
     shares: Mapping[int, Share]
 
 
@@ -69,7 +70,7 @@ def places(draw: st.DrawFn, name: str) -> Place:
         on = draw(st.lists(st.integers(0, cards - 1), min_size=1, max_size=2, unique=True))
         beside = {index: [each.shares[index] for each in held if index in each.shares] for index in on}
         if all(room([*beside[index], share]) for index in on):
-            pod = OnNode(
+            pod = PodOnNode(
                 f"{name}-{number}",
                 draw(st.sampled_from([0, 1, 1, 9, 10])),
                 draw(starts),
@@ -138,7 +139,7 @@ def price(place: Place, away: frozenset[str], broken: int) -> tuple[object, ...]
     return broken, top, sum(pod.priority + 2**31 for pod in pods), len(pods), [-ord(letter) for letter in oldest]
 
 
-def plan_for(cluster: Sequence[Place], asked: Request, budgets: Mapping[Hashable, int]) -> Plan | None:
+def plan_for(cluster: Sequence[Place], asked: Request, budgets: Mapping[Hashable, int]) -> PreemptionPlan | None:
     ledger = ledger_of(*(node(place.name, [CARD / GIB] * place.cards) for place in cluster))
     for place in cluster:
         for held in place.held:
@@ -157,7 +158,7 @@ def plan_for(cluster: Sequence[Place], asked: Request, budgets: Mapping[Hashable
 budget_tables = st.fixed_dictionaries({"x": st.integers(0, 2), "y": st.integers(0, 1)})
 
 
-@settings(max_examples=400)
+@settings(max_examples=times(400))
 @given(places("n1"), requests(), budget_tables)
 def test_on_one_node_no_better_set_of_victims_exists(
     place: Place, asked: Request, budgets: dict[Hashable, int]
@@ -172,7 +173,7 @@ def test_on_one_node_no_better_set_of_victims_exists(
     assert priorities == sorted(priorities, reverse=True)
 
 
-@settings(max_examples=300)
+@settings(max_examples=times(300))
 @given(places("n1"), places("n2"), places("n3"), requests(), budget_tables)
 def test_of_several_nodes_the_cheapest_is_taken(
     one: Place, two: Place, three: Place, asked: Request, budgets: dict[Hashable, int]
@@ -189,7 +190,7 @@ def test_of_several_nodes_the_cheapest_is_taken(
     assert plan.violations == broken
 
 
-@settings(max_examples=300)
+@settings(max_examples=times(300))
 @given(places("n1"), requests(), st.data())
 def test_the_books_without_some_pods_say_what_fits(place: Place, asked: Request, data: st.DataObject) -> None:
     """Asked in any order, one node after itself: the answers are those of books that never had these pods."""

@@ -14,16 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shoal.scheduler.queue.queue import Place, Queue, Waiting
-from shoal.scheduler.queue.standing import Standing
-from shoal.scheduler.queue.wake import Wake
+from shoal.scheduler.cluster_events import ClusterEvent
+from shoal.scheduler.queue.order import Standing
+from shoal.scheduler.queue.queue import QueuedPod, QueuePlace, SchedulingQueue
+from tests.soak import times
 
 UIDS = [f"p{number}" for number in range(6)]
-FACES = (Wake.CARDS_FREED, Wake.GANG)
+FACES = (ClusterEvent.CARDS_FREED, ClusterEvent.GANG)
 
 uids = st.sampled_from(UIDS)
-events = st.sets(st.sampled_from(FACES)).map(lambda faces: Wake(sum(face.value for face in faces)))
-some_events = st.sets(st.sampled_from(FACES), min_size=1).map(lambda faces: Wake(sum(face.value for face in faces)))
+events = st.sets(st.sampled_from(FACES)).map(lambda faces: ClusterEvent(sum(face.value for face in faces)))
+some_events = st.sets(st.sampled_from(FACES), min_size=1).map(
+    lambda faces: ClusterEvent(sum(face.value for face in faces))
+)
 #: Priority and urgency.
 priorities = st.sampled_from([(0, 50), (0, 50), (0, 50), (0, 100), (7, 10)])
 namespaces = st.sampled_from(["ns", "ns", "other"])
@@ -35,15 +38,15 @@ steps = st.sampled_from([0.0, 0.25, 1.0, 2.0, 7.5, 15.0, 301.0])
 class Known:
     """A pod as the model has it. `ready_at` is when its backoff ends."""
 
-    pod: Waiting
+    pod: QueuedPod
     arrival: int
     #: Whose turn it has; those of a namespace exchange them.
     ticket: int
-    place: Place
+    place: QueuePlace
     attempts: int = 0
     ready_at: float = 0.0
-    reasons: Wake = field(default=Wake(0))
-    missed: Wake = field(default=Wake(0))
+    reasons: ClusterEvent = field(default=ClusterEvent(0))
+    missed: ClusterEvent = field(default=ClusterEvent(0))
     #: How many were parked before it.
     parked_as: int = 0
 
@@ -60,19 +63,19 @@ class Known:
         return -self.pod.urgency, self.arrival
 
 
-QUEUED = (Place.ACTIVE, Place.BACKOFF)
+QUEUED = (QueuePlace.ACTIVE, QueuePlace.BACKOFF)
 
 
 class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.queue = Queue()
+        self.queue = SchedulingQueue()
         self.known: dict[str, Known] = {}
         self.now = 0.0
         self.arrivals = 0
         self.parkings = 0
         #: When one of these equal pods was last tried.
-        self.tried: dict[tuple[Hashable, Wake], float] = {}
+        self.tried: dict[tuple[Hashable, ClusterEvent], float] = {}
 
     # What is told to the queue
 
@@ -105,19 +108,19 @@ class QueueMachine(RuleBasedStateMachine):
         gated: bool,
     ) -> None:
         group = None if gang is None else (namespace, gang)
-        pod = Waiting(uid, namespace, uid, *priority, template=template, gang=group, gated=gated)
+        pod = QueuedPod(uid, namespace, uid, *priority, template=template, gang=group, gated=gated)
         self.queue.add(pod, self.now)
         known = self.known.get(uid)
         if known is None:
             self.arrivals += 1
-            place = Place.GATED if gated else Place.ACTIVE
+            place = QueuePlace.GATED if gated else QueuePlace.ACTIVE
             self.known[uid] = Known(pod, self.arrivals, self.arrivals, place)
         elif known.pod != pod:
             known.pod = pod
-            if known.place is Place.IN_FLIGHT:
-                known.missed |= Wake.POD_CHANGED
+            if known.place is QueuePlace.IN_FLIGHT:
+                known.missed |= ClusterEvent.POD_CHANGED
             else:
-                known.place = Place.GATED if gated else Place.ACTIVE
+                known.place = QueuePlace.GATED if gated else QueuePlace.ACTIVE
         self.follow()
 
     @rule(uid=uids)
@@ -130,7 +133,7 @@ class QueueMachine(RuleBasedStateMachine):
     def pop(self) -> None:
         self.check_popped(self.queue.pop(self.now))
 
-    def check_popped(self, popped: Waiting | None) -> None:
+    def check_popped(self, popped: QueuedPod | None) -> None:
         self.swept()
         due = [known for known in self.known.values() if known.place in QUEUED and known.ready_at <= self.now]
         holder = min(due, key=lambda known: known.turn, default=None)
@@ -143,23 +146,23 @@ class QueueMachine(RuleBasedStateMachine):
         assert popped == best.pod
         best.attempts += 1
         assert popped.attempts == best.attempts
-        best.place, best.missed = Place.IN_FLIGHT, Wake(0)
+        best.place, best.missed = QueuePlace.IN_FLIGHT, ClusterEvent(0)
 
     @rule(wanted=st.lists(uids, max_size=4))
     def take(self, wanted: list[str]) -> None:
         taken = self.queue.take(wanted, self.now)
-        waits = (*QUEUED, Place.PARKED)
+        waits = (*QUEUED, QueuePlace.PARKED)
         expected = [uid for uid in dict.fromkeys(wanted) if uid in self.known and self.known[uid].place in waits]
         assert [pod.uid for pod in taken] == expected
         for uid in expected:
             known = self.known[uid]
             known.attempts += 1
-            known.place, known.missed = Place.IN_FLIGHT, Wake(0)
+            known.place, known.missed = QueuePlace.IN_FLIGHT, ClusterEvent(0)
         self.follow()
 
     def flying(self, pick: int) -> str:
         """One of the pods in flight, if there is one; else any, to which nothing must happen."""
-        flying = [uid for uid, known in self.known.items() if known.place is Place.IN_FLIGHT] or UIDS
+        flying = [uid for uid, known in self.known.items() if known.place is QueuePlace.IN_FLIGHT] or UIDS
         return flying[pick % len(flying)]
 
     @rule(
@@ -167,7 +170,7 @@ class QueueMachine(RuleBasedStateMachine):
         end=st.sampled_from(["park", "park", "park", "retry", "placed", "remove"]),
         reasons=some_events,
     )
-    def a_try(self, meanwhile: Wake | None, end: str, reasons: Wake) -> None:
+    def a_try(self, meanwhile: ClusterEvent | None, end: str, reasons: ClusterEvent) -> None:
         """A pod is popped, something may happen, and its try ends."""
         popped = self.queue.pop(self.now)
         self.check_popped(popped)
@@ -187,7 +190,7 @@ class QueueMachine(RuleBasedStateMachine):
                 self.remove(popped.uid)
 
     @rule(reasons=some_events)
-    def nothing_fits(self, reasons: Wake) -> None:
+    def nothing_fits(self, reasons: ClusterEvent) -> None:
         """Everybody who can be tried is, and is parked."""
         tried = []
         while (popped := self.queue.pop(self.now)) is not None:
@@ -198,19 +201,19 @@ class QueueMachine(RuleBasedStateMachine):
             self.park_it(uid, reasons)
 
     @rule(pick=picks, reasons=events)
-    def park(self, pick: int, reasons: Wake) -> None:
+    def park(self, pick: int, reasons: ClusterEvent) -> None:
         self.park_it(self.flying(pick), reasons)
 
-    def park_it(self, uid: str, reasons: Wake) -> None:
+    def park_it(self, uid: str, reasons: ClusterEvent) -> None:
         self.queue.park(uid, reasons, self.now)
         known = self.known.get(uid)
-        if known is not None and known.place is Place.IN_FLIGHT:
+        if known is not None and known.place is QueuePlace.IN_FLIGHT:
             self.land(known)
             known.reasons = reasons
-            if not known.pod.gated and not known.missed & (reasons | Wake.POD_CHANGED):
+            if not known.pod.gated and not known.missed & (reasons | ClusterEvent.POD_CHANGED):
                 self.parkings += 1
-                known.place, known.parked_as = Place.PARKED, self.parkings
-                self.tried[known.pod.kin, reasons] = self.now
+                known.place, known.parked_as = QueuePlace.PARKED, self.parkings
+                self.tried[known.pod.equals, reasons] = self.now
         self.follow()
 
     @rule(pick=picks)
@@ -220,13 +223,13 @@ class QueueMachine(RuleBasedStateMachine):
     def retry_it(self, uid: str) -> None:
         self.queue.retry(uid, self.now)
         known = self.known.get(uid)
-        if known is not None and known.place is Place.IN_FLIGHT:
+        if known is not None and known.place is QueuePlace.IN_FLIGHT:
             self.land(known)
         self.follow()
 
     def land(self, known: Known) -> None:
         known.ready_at = self.now + min(10, 2 ** (known.attempts - 1))
-        known.place = Place.GATED if known.pod.gated else Place.ACTIVE
+        known.place = QueuePlace.GATED if known.pod.gated else QueuePlace.ACTIVE
 
     @rule(pick=picks)
     def placed(self, pick: int) -> None:
@@ -234,20 +237,20 @@ class QueueMachine(RuleBasedStateMachine):
         self.follow()
 
     @rule(events=events, only=st.none() | st.sets(uids))
-    def wake(self, events: Wake, only: set[str] | None) -> None:
+    def wake(self, events: ClusterEvent, only: set[str] | None) -> None:
         """Who waits for one of these is tried, or one of its equals is, which speaks for it."""
         self.queue.wake(events, self.now, where=None if only is None else lambda pod: pod.uid in only)
         for uid, known in self.known.items():
             if only is not None and uid not in only:
                 continue
-            if known.place is Place.IN_FLIGHT:
+            if known.place is QueuePlace.IN_FLIGHT:
                 known.missed |= events
-            elif known.place is Place.PARKED and known.reasons & events:
-                equals = [other for other in self.known if self.known[other].pod.kin == known.pod.kin]
+            elif known.place is QueuePlace.PARKED and known.reasons & events:
+                equals = [other for other in self.known if self.known[other].pod.equals == known.pod.equals]
                 places = {self.queue.place_of(other) for other in equals if only is None or other in only}
                 assert places & set(QUEUED)
                 if known.alone:
-                    known.place = Place.ACTIVE
+                    known.place = QueuePlace.ACTIVE
         self.follow()
 
     @rule()
@@ -260,26 +263,28 @@ class QueueMachine(RuleBasedStateMachine):
         for bench, since in self.tried.items():
             if self.now >= since + 300:
                 self.tried[bench] = self.now
-                parked = [known for known in self.parked() if (known.pod.kin, known.reasons) == bench]
-                min(parked, key=lambda known: known.parked_as).place = Place.ACTIVE
+                parked = [known for known in self.parked() if (known.pod.equals, known.reasons) == bench]
+                min(parked, key=lambda known: known.parked_as).place = QueuePlace.ACTIVE
         self.follow()
 
     def parked(self) -> list[Known]:
-        return [known for known in self.known.values() if known.place is Place.PARKED]
+        return [known for known in self.known.values() if known.place is QueuePlace.PARKED]
 
     def follow(self) -> None:
         """A parked pod with equals may be woken for their sake at any time; nothing else moves without being told."""
         for uid, known in self.known.items():
-            if known.place is Place.PARKED and not known.alone and self.queue.place_of(uid) in QUEUED:
-                known.place = Place.ACTIVE
-        benches = {(known.pod.kin, known.reasons) for known in self.parked()}
+            if known.place is QueuePlace.PARKED and not known.alone and self.queue.place_of(uid) in QUEUED:
+                known.place = QueuePlace.ACTIVE
+        benches = {(known.pod.equals, known.reasons) for known in self.parked()}
         self.tried = {bench: since for bench, since in self.tried.items() if bench in benches}
 
     @precondition(lambda self: self.parked())
     @rule(events=some_events)
-    def room_for_all(self, events: Wake) -> None:
+    def room_for_all(self, events: ClusterEvent) -> None:
         """Cards enough for everybody: whoever waits for this is tried, in less than half a minute."""
-        expected = {uid for uid, known in self.known.items() if known.place is Place.PARKED and known.reasons & events}
+        expected = {
+            uid for uid, known in self.known.items() if known.place is QueuePlace.PARKED and known.reasons & events
+        }
         self.wake(events, None)
         seen: set[str] = set()
         while True:
@@ -302,7 +307,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert len(self.queue) == len(self.known)
         assert all((uid in self.queue) == (uid in self.known) for uid in UIDS)
         places = [self.queue.place_of(uid) for uid in self.known]
-        assert self.queue.counts() == {place: places.count(place) for place in Place}
+        assert self.queue.counts() == {place: places.count(place) for place in QueuePlace}
 
     @invariant()
     def everyone_is_where_the_model_has_it(self) -> None:
@@ -314,13 +319,15 @@ class QueueMachine(RuleBasedStateMachine):
     def the_next_time_is_told(self) -> None:
         """Waiting until then misses nobody."""
         times = [since + 300 for since in self.tried.values()]
-        backoffs = [known.ready_at for uid, known in self.known.items() if self.queue.place_of(uid) is Place.BACKOFF]
+        backoffs = [
+            known.ready_at for uid, known in self.known.items() if self.queue.place_of(uid) is QueuePlace.BACKOFF
+        ]
         assert self.queue.next_time() == min(times + backoffs, default=None)
 
     def teardown(self) -> None:
         """In the end everyone who has no gate is tried, whatever happened."""
         for uid, known in self.known.items():
-            if known.place is Place.IN_FLIGHT:
+            if known.place is QueuePlace.IN_FLIGHT:
                 self.queue.retry(uid, self.now)
         free = {uid for uid, known in self.known.items() if not known.pod.gated}
         tried = set()
@@ -330,7 +337,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert tried == free
 
 
-QueueMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
+QueueMachine.TestCase.settings = settings(max_examples=times(200), stateful_step_count=40)
 TestQueue = QueueMachine.TestCase
 
 
@@ -341,11 +348,11 @@ TestQueue = QueueMachine.TestCase
 )
 def test_no_word_on_a_pod_moves_a_pod_of_another_namespace(steps: list[tuple[str, int, int] | None]) -> None:
     """Pods come and are tried (None) in any order: whose turn it is is what it were had nobody said a word."""
-    told, silent = Queue(), Queue()
+    told, silent = SchedulingQueue(), SchedulingQueue()
     for number, step in enumerate([*steps, *[None] * len(steps)]):
         if step is not None:
             namespace, priority, urgency = step
-            pod = Waiting(str(number), namespace, str(number), priority, urgency)
+            pod = QueuedPod(str(number), namespace, str(number), priority, urgency)
             told.add(pod, 0.0)
             silent.add(replace(pod, urgency=0), 0.0)
             continue
@@ -359,9 +366,9 @@ def test_no_word_on_a_pod_moves_a_pod_of_another_namespace(steps: list[tuple[str
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1), st.sampled_from([10, 50, 100])), min_size=1))
 def test_at_home_the_most_urgent_goes_first_then_who_came_first(pods: list[tuple[str, int, int]]) -> None:
-    queue = Queue()
+    queue = SchedulingQueue()
     for number, (namespace, priority, urgency) in enumerate(pods):
-        queue.add(Waiting(str(number), namespace, str(number), priority, urgency), 0.0)
+        queue.add(QueuedPod(str(number), namespace, str(number), priority, urgency), 0.0)
     tried = []
     while (popped := queue.pop(0.0)) is not None:
         tried.append(popped)
@@ -383,5 +390,5 @@ def test_standing_back_never_goes_in_a_circle(one: Standing, two: Standing, thre
 
 
 def test_the_same_pod_with_another_count_of_tries_is_the_same() -> None:
-    pod = Waiting("a", "ns", "a")
+    pod = QueuedPod("a", "ns", "a")
     assert replace(pod, attempts=3, queued_at=9.0) == pod

@@ -14,10 +14,10 @@ from shoal.kube.client import Client
 from shoal.kube.events import Recorder
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import EVENTS, NODES, PODS
-from shoal.kube.store import Change, Kind
+from shoal.kube.store import Change, ChangeType
 from shoal.scheduler import rivals
 from shoal.scheduler.app import COMPONENT, Scheduler
-from shoal.scheduler.config import Config, Election
+from shoal.scheduler.config import ElectionConfig, SchedulerConfig
 from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.rivals import Rivals
 from tests.scheduler.extender.requests import pod
@@ -39,15 +39,15 @@ class Seen:
             report=lambda pod, reason, message: self.told.append(pod.metadata.name),
         )
 
-    def shown(self, name: str, *, decided: bool = True, kind: Kind = Kind.MODIFIED) -> None:
+    def shown(self, name: str, *, decided: bool = True, kind: ChangeType = ChangeType.MODIFIED) -> None:
         """The watch shows a pod that has got a node."""
         manifest: dict[str, Any] = pod(name)
         waiting = msgspec.convert(manifest, Pod)
         manifest["spec"]["nodeName"] = "n"
         manifest["metadata"]["annotations"] = {"shoal.dev/allocation": "{}"} if decided else {}
         bound = msgspec.convert(manifest, Pod)
-        self.rivals.on_pod(Change(kind, waiting if kind is Kind.MODIFIED else None, bound))
-        self.rivals.on_pod(Change(Kind.MODIFIED, bound, bound))
+        self.rivals.on_pod(Change(kind, waiting if kind is ChangeType.MODIFIED else None, bound))
+        self.rivals.on_pod(Change(ChangeType.MODIFIED, bound, bound))
 
 
 def test_what_was_bound_here_or_carries_no_decision_is_no_rival() -> None:
@@ -55,7 +55,7 @@ def test_what_was_bound_here_or_carries_no_decision_is_no_rival() -> None:
     seen.rivals.on_bind("uid-ours")
     seen.shown("ours")
     seen.shown("plain", decided=False)
-    seen.shown("listed", kind=Kind.ADDED)
+    seen.shown("listed", kind=ChangeType.ADDED)
     seen.since = None
     seen.shown("another leads")
     seen.since = seen.now - rivals.QUIET_SECONDS + 1
@@ -84,12 +84,12 @@ async def test_two_schedulers_without_a_common_lease(tmp_path: Path, monkeypatch
         recorder = await stack.enter_async_context(Recorder(client, COMPONENT))
         schedulers = []
         for name in ("one", "two"):
-            config = Config(
+            config = SchedulerConfig(
                 scheduler_names=(name,),
                 port=0,
                 health_host="127.0.0.1",
                 health_port=0,
-                election=Election(enabled=False),
+                election=ElectionConfig(enabled=False),
             )
             scheduler = Scheduler(client, recorder, config, identity=name)
             schedulers.append(scheduler)

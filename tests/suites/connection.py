@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import yaml
 
 #: Seconds for one answer, or for the next line of a watch. Generous: it only ends what would hang.
-DEADLINE = 30.0
+DEADLINE = 120.0
 
 
 @dataclass(frozen=True)

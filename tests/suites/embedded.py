@@ -17,7 +17,7 @@ from tests.testbed.kubectl import run_kubectl
 from tests.testbed.processes import TestbedError
 
 #: Seconds until it must have said where its kubeconfig is.
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 
 class EmbeddedServer:

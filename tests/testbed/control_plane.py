@@ -60,6 +60,12 @@ class ControlPlane:
             process.kill()
         self._schedulers.clear()
 
+    def stop(self) -> None:
+        """End all of it for good."""
+        self.stop_schedulers()
+        self._controllers.kill()
+        self.api.stop()
+
     def _kubeconfig(self) -> Path:
         return self.api.kubeconfig("system:kube-scheduler")
 

@@ -40,7 +40,7 @@ def clean(folder: Path) -> None:
         time.sleep(0.1)  # a dying program may still have been writing
 
 
-def remove_cgroup(top: Path, deadline: float = 30) -> None:
+def remove_cgroup(top: Path, deadline: float = 120) -> None:
     """Kill all processes of a cgroup tree and remove it bottom up."""
     end = time.monotonic() + deadline
     while top.exists():

@@ -75,7 +75,7 @@ class Run:
         self._lock.close()
         assert self._janitor.stdin is not None
         self._janitor.stdin.close()
-        self._janitor.wait(60)
+        self._janitor.wait(300)
         self.reservations.release()
 
 
@@ -132,7 +132,7 @@ class Process:
         except subprocess.TimeoutExpired:
             self.kill()
 
-    def wait_until(self, ready: Callable[[], bool], what: str, patience: float = 120) -> None:
+    def wait_until(self, ready: Callable[[], bool], what: str, patience: float = 300) -> None:
         """Wait for a condition; fail with the end of the log when the program dies or patience ends."""
         end = time.monotonic() + patience
         while not ready():

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from tests.testbed.processes import TestbedError
 
 
-def wait_for(ready: Callable[[], bool], what: str, patience: float = 60) -> None:
-    """Wait for a condition; `what` completes the message "not … after 60 s"."""
+def wait_for(ready: Callable[[], bool], what: str, patience: float = 300) -> None:
+    """Wait for a condition; `what` completes the message "not … after 300 s"."""
     end = time.monotonic() + patience
     while not ready():
         if time.monotonic() > end:

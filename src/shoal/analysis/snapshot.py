@@ -39,11 +39,11 @@ from shoal.model.contract import gpushare, keti, kubernetes, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError
 from shoal.placement.policies import POLICIES
-from shoal.scheduler.config import Config
+from shoal.scheduler.config import SchedulerConfig
 
 
 class PriorityClass(Object, frozen=True, kw_only=True):
-    """How important pods are that name it."""
+    """The priority of pods that name it."""
 
     value: int = 0
     global_default: bool = False
@@ -68,7 +68,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """All objects of each kind."""
+    """The objects of a cluster at one moment, all of each kind."""
 
     settings: SchedulerSettings = SchedulerSettings()
     nodes: tuple[Node, ...] = ()
@@ -118,11 +118,11 @@ def settings_of(
         memory_unit=unit or unit_of(nodes),
         policy=policy,
         policy_from=known_from,
-        policy_namespaces=Config().policy_namespaces,
+        policy_namespaces=SchedulerConfig().policy_namespaces,
     ), problems
 
 
-def _read(text: str) -> Config:
+def _read(text: str) -> SchedulerConfig:
     from shoal.analysis.documents import documents
 
     if len(text) > _MAX_TEXT:
@@ -131,7 +131,7 @@ def _read(text: str) -> Config:
     if len(given) > 1:
         raise ValueError(f"they are {len(given)} documents")
     try:
-        return msgspec.convert((given and given[0]) or {}, Config, strict=False)
+        return msgspec.convert((given and given[0]) or {}, SchedulerConfig, strict=False)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
 

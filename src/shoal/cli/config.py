@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from shoal.scheduler.kube_scheduler import InlineTls
+    from shoal.scheduler.kube_scheduler import InlineClientTls
 
 
 @click.group(short_help="Print configurations of programs that work with Shoal.")
@@ -76,15 +76,14 @@ def kube_scheduler(
       shoal config kube-scheduler --for 1.36 --plain           to an extender without TLS
     """
     from shoal.kube.errors import KubeError
-    from shoal.scheduler.extender.tls import TlsError
+    from shoal.scheduler.errors import ConfigurationError, TlsError
     from shoal.scheduler.kube_scheduler import (
         MOUNTED,
         WEIGHT,
-        ConfigurationError,
-        Form,
-        InlineTls,
-        Mode,
-        Tls,
+        ClientTls,
+        ConfigForm,
+        InlineClientTls,
+        SchedulerMode,
         configuration,
         form_for,
         instructions,
@@ -98,17 +97,19 @@ def kube_scheduler(
         raise click.UsageError("--rotate-client changes the extender's own Secret: it goes without --ca.")
     try:
         form = form_for(version)
-        tls: Tls | InlineTls | None = None
+        tls: ClientTls | InlineClientTls | None = None
         if ca:
-            tls = Tls(ca, certificate, key)
-        elif not plain and Mode(mode) is Mode.SECOND and not rotate_client:
+            tls = ClientTls(ca, certificate, key)
+        elif not plain and SchedulerMode(mode) is SchedulerMode.SECOND and not rotate_client:
             tls = MOUNTED
         elif not plain:
             tls = asyncio.run(_client_half(kubeconfig, context, secret, rotate=rotate_client))
-            tls = MOUNTED if Mode(mode) is Mode.SECOND else tls
-        text = configuration(version, mode=Mode(mode), url=url, tls=tls, weight=weight or WEIGHT)
-        if form is Form.POLICY:
-            click.echo(instructions(version, mode=Mode(mode), secret=isinstance(tls, InlineTls)), err=True)
+            tls = MOUNTED if SchedulerMode(mode) is SchedulerMode.SECOND else tls
+        text = configuration(version, mode=SchedulerMode(mode), url=url, tls=tls, weight=weight or WEIGHT)
+        if form is ConfigForm.POLICY:
+            click.echo(
+                instructions(version, mode=SchedulerMode(mode), secret=isinstance(tls, InlineClientTls)), err=True
+            )
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error
     except (KubeError, TlsError) as error:
@@ -116,15 +117,15 @@ def kube_scheduler(
     click.echo(text, nl=False)
 
 
-async def _client_half(kubeconfig: Path | None, context: str, secret: str | None, *, rotate: bool) -> InlineTls:
+async def _client_half(kubeconfig: Path | None, context: str, secret: str | None, *, rotate: bool) -> InlineClientTls:
     """kube-scheduler's half of the extender's certificates, made anew first if asked for."""
     from shoal.kube.access.kubeconfig import load_access
     from shoal.kube.client import Client
     from shoal.model.contract import gpushare
+    from shoal.scheduler.certificates import BundleSecret
     from shoal.scheduler.config import SECRET
-    from shoal.scheduler.credentials.secret import BundleSecret
-    from shoal.scheduler.extender.tls import TlsError
-    from shoal.scheduler.kube_scheduler import InlineTls
+    from shoal.scheduler.errors import TlsError
+    from shoal.scheduler.kube_scheduler import InlineClientTls
 
     namespace, _, name = (secret or f"{gpushare.EXTENDER_NAMESPACE}/{SECRET}").rpartition("/")
     access = load_access(environ=os.environ, home=Path.home(), kubeconfig=kubeconfig, context=context)
@@ -137,4 +138,4 @@ async def _client_half(kubeconfig: Path | None, context: str, secret: str | None
         raise TlsError(
             f"Secret {namespace}/{name} holds none yet: start the scheduler first, or use --plain for one without TLS"
         )
-    return InlineTls(bundle.authority.certificate, bundle.client.certificate, bundle.client.key)
+    return InlineClientTls(bundle.authority.certificate, bundle.client.certificate, bundle.client.key)

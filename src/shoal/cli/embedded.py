@@ -31,8 +31,7 @@ from shoal.kubelet.host_paths import HostPaths
 from shoal.model.contract import keti, kubernetes, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.scheduler import app as scheduler
-from shoal.scheduler.config import Config as SchedulerConfig
-from shoal.scheduler.config import Election
+from shoal.scheduler.config import ElectionConfig, SchedulerConfig
 
 #: gRPC's own log tells of every connection that ends; set before its first use.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -97,7 +96,7 @@ class EmbeddedCluster:
             health_port=0,
             memory_unit=self.plan.unit,
             policy=self.plan.policy,
-            election=Election(enabled=False),
+            election=ElectionConfig(enabled=False),
         )
         self._start("scheduler", scheduler.run(config, access, identity="embedded"))
         self._start("agents", self._agents(access))

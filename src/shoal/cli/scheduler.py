@@ -55,12 +55,12 @@ def scheduler(
     from shoal.kube.access.kubeconfig import load_access
     from shoal.kube.errors import KubeError, LeadershipLostError
     from shoal.scheduler.app import run
-    from shoal.scheduler.config import Config
-    from shoal.scheduler.extender.tls import TlsError
+    from shoal.scheduler.config import SchedulerConfig
+    from shoal.scheduler.errors import TlsError
 
     settings.log_at(log_level)
     try:
-        config = settings.load(Config, path, flags, command="scheduler")
+        config = settings.load(SchedulerConfig, path, flags, command="scheduler")
         access = load_access(environ=os.environ, home=Path.home(), kubeconfig=kubeconfig, context=context)
     except (settings.ServiceSettingsError, KubeError) as error:
         raise click.ClickException(str(error)) from error

@@ -17,7 +17,7 @@ from shoal.kube.resources import Key, meta_of
 T = TypeVar("T")
 
 
-class Kind(Enum):
+class ChangeType(Enum):
     """What happened to an object."""
 
     ADDED = "added"
@@ -33,7 +33,7 @@ class Change(Generic[T]):
     the collection's in which the change had been made.
     """
 
-    kind: Kind
+    kind: ChangeType
     old: T | None
     new: T | None
     version: str = ""
@@ -80,7 +80,7 @@ class Store(Generic[T]):
         for key, (uid, _, old) in list(self._entries.items()):
             if key not in fresh or fresh[key][0] != uid:
                 del self._entries[key]
-                yield Change(Kind.DELETED, old, None, version)
+                yield Change(ChangeType.DELETED, old, None, version)
         for key, entry in fresh.items():
             yield from self._set(key, *entry)
 
@@ -92,7 +92,7 @@ class Store(Generic[T]):
             entry = self._entries.get(key)
             if entry is not None and entry[0] == meta.uid:
                 del self._entries[key]
-                yield Change(Kind.DELETED, event.object, None, meta.resource_version)
+                yield Change(ChangeType.DELETED, event.object, None, meta.resource_version)
         elif event.type in ("ADDED", "MODIFIED"):
             yield from self._set(key, meta.uid, meta.resource_version, event.object)
 
@@ -100,12 +100,12 @@ class Store(Generic[T]):
         entry = self._entries.get(key)
         if entry is not None and entry[0] != uid:
             del self._entries[key]
-            yield Change(Kind.DELETED, entry[2], None, version)
+            yield Change(ChangeType.DELETED, entry[2], None, version)
             entry = None
         if entry is not None and entry[1] == version:
             return
         self._entries[key] = (uid, version, new)
         if entry is None:
-            yield Change(Kind.ADDED, None, new, version)
+            yield Change(ChangeType.ADDED, None, new, version)
         else:
-            yield Change(Kind.MODIFIED, entry[2], new, version)
+            yield Change(ChangeType.MODIFIED, entry[2], new, version)

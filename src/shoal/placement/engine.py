@@ -20,7 +20,7 @@ from shoal.placement.columns import BoolArray, FloatArray
 from shoal.placement.errors import PolicyError, RowsError
 from shoal.placement.ledger import Booking, Ledger, NodeLedger
 from shoal.placement.policies import POLICIES, Policy
-from shoal.placement.trial import CardRules, Filter, NodeRefusal, Trial
+from shoal.placement.trial import CardRules, NodeFilter, NodeRefusal, Trial
 from shoal.placement.weights import FAVOUR
 from shoal.placement.without import FitsWithout
 from shoal.placement.worth.demand import DemandCounter, demand_of
@@ -121,7 +121,7 @@ class Engine:
         """A question about one node at a time: can it take the pod once some of those there are gone?"""
         return FitsWithout(self.ledger, self.class_of(request), self.policy_for(request).filters)
 
-    def passes(self, request: Request, rule: Filter) -> BoolArray:
+    def passes(self, request: Request, rule: NodeFilter) -> BoolArray:
         """The nodes that one filter passes for the pod, by row."""
         tables = self._columns_now(self.class_of(request), self.policy_for(request)).tables
         return rule.passes(Trial(tables, np.arange(self.ledger.columns.rows)))

@@ -85,7 +85,7 @@ class CardRules:
     by_label: Mapping[str | None, CardRule]
 
 
-class Filter(ABC):
+class NodeFilter(ABC):
     """Says which nodes can take the pod: by the arrays (`passes`) and by the ledger of one node (`refusal`).
 
     A filter in `Policy.filters` is obeyed wherever nodes are chosen, cleared or explained.
@@ -272,7 +272,7 @@ class Trial:
         self.model: IntArray = self.facts[Fact.MODEL]
         self.labels: IntArray = self.facts[Fact.POLICY]
 
-    def passing(self, filters: Sequence[Filter]) -> BoolArray:
+    def passing(self, filters: Sequence[NodeFilter]) -> BoolArray:
         """The nodes that pass all filters, asked one after another."""
         for rule in filters:
             passes = rule.passes(self)

@@ -39,26 +39,25 @@ from shoal.placement.ledger import Ledger
 from shoal.placement.policies import POLICIES
 from shoal.scheduler import health
 from shoal.scheduler.binder import Binder
-from shoal.scheduler.books.books import Books
-from shoal.scheduler.books.watches import Policies, Volumes
+from shoal.scheduler.certificates import BundleSecret
 from shoal.scheduler.claims import Claims
-from shoal.scheduler.config import Config
-from shoal.scheduler.credentials.own_tls import OwnTls
-from shoal.scheduler.credentials.secret import BundleSecret
-from shoal.scheduler.extender.filtering import Offer
+from shoal.scheduler.cluster_events import ClusterEvent
+from shoal.scheduler.config import SchedulerConfig
+from shoal.scheduler.extender.filtering import OfferRule
 from shoal.scheduler.extender.server import Address, Extender
-from shoal.scheduler.extender.tls import FileTls, Tls, TlsFiles
 from shoal.scheduler.extender.verbs import Verbs
-from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.feasibility import Feasibility
+from shoal.scheduler.feasibility.tables import ClusterTables
 from shoal.scheduler.handover import Handover
+from shoal.scheduler.keti_policy import KetiPolicyWatch
 from shoal.scheduler.loop import Loop
 from shoal.scheduler.metrics import LedgerSource, Metrics, WatchSource
-from shoal.scheduler.preemption.budgets import Budgets
 from shoal.scheduler.preemption.clearing import Clearing
-from shoal.scheduler.queue.wake import Wake
+from shoal.scheduler.preemption.search import DisruptionBudgets
+from shoal.scheduler.reporting.reporter import Reporter
 from shoal.scheduler.rivals import Rivals
-from shoal.scheduler.telling.tell import Teller
+from shoal.scheduler.state.cluster_state import ClusterState
+from shoal.scheduler.tls import FileTls, OwnTls, ServerTls, TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +85,7 @@ Serving = Callable[[Ports], None]
 class Scheduler:
     """All parts of one process on one client."""
 
-    def __init__(self, client: Client, recorder: Recorder, config: Config, *, identity: str) -> None:
+    def __init__(self, client: Client, recorder: Recorder, config: SchedulerConfig, *, identity: str) -> None:
         self.config = config
         self._client = client
         self.metrics = Metrics()
@@ -95,39 +94,38 @@ class Scheduler:
         )
         self._leads = False
         self._leads_since = 0.0
-        self.teller = Teller(client, recorder, now=_now, may_write=self.may_write)
+        self.reporter = Reporter(client, recorder, now=_now, may_write=self.may_write)
         engine = Engine(Ledger(), POLICIES[config.policy])
-        cluster = Cluster()
-        self.books = Books(engine, cluster, unit=config.memory_unit, news=self._on_news, report=self._report)
+        tables = ClusterTables()
+        self.state = ClusterState(engine, tables, unit=config.memory_unit, news=self._on_news, report=self._report)
         rivals = Rivals(
             metrics=self.metrics,
             leads_since=lambda: self._leads_since if self.may_write() else None,
             clock=time.monotonic,
             report=self._report,
         )
-        self.binder = Binder(client, self.books, may_write=self.may_write, now_ns=time.time_ns, on_bind=rivals.on_bind)
-        feasibility = Feasibility(cluster)
-        volumes = Volumes(cluster, news=self._on_news)
+        self.binder = Binder(client, self.state, may_write=self.may_write, now_ns=time.time_ns, on_bind=rivals.on_bind)
+        feasibility = Feasibility(tables)
         disruption_budgets = Reflector(client, POD_DISRUPTION_BUDGETS)
-        budgets = Budgets(disruption_budgets.store)
-        self._handover = Handover(namespace=config.election.namespace, name=identity, node=self.books.node)
-        claims = Claims(client, cluster, feasibility)
+        budgets = DisruptionBudgets(disruption_budgets.store)
+        self._handover = Handover(namespace=config.election.namespace, name=identity, node=self.state.node)
+        claims = Claims(client, tables, feasibility)
         clearing = Clearing(
-            self.books,
+            self.state,
             feasibility,
             client,
-            self.teller,
+            self.reporter,
             budgets=budgets,
             may_write=self.may_write,
             rng=random.Random(),
         )
         self.loop = Loop(
-            self.books,
+            self.state,
             feasibility,
             self.binder,
             claims,
             clearing,
-            self.teller,
+            self.reporter,
             self.metrics,
             names=config.scheduler_names,
             cluster=config.cluster_name,
@@ -135,36 +133,36 @@ class Scheduler:
             clock=time.monotonic,
         )
         verbs = Verbs(
-            self.books,
+            self.state,
             self.binder,
             plan=clearing.plan,
             short=feasibility.short,
             metrics=self.metrics,
             clock=time.monotonic,
-            offer=Offer(feasibility.prefers, all_up_to=config.offer_all_up_to),
-            try_again=self.teller.try_again,
+            offer=OfferRule(feasibility.prefers, all_up_to=config.offer_all_up_to),
+            try_again=self.reporter.try_again,
         )
         self.extender = Extender(
-            verbs, self.books, metrics=self.metrics, not_ready=self.not_ready, clock=time.monotonic
+            verbs, self.state, metrics=self.metrics, not_ready=self.not_ready, clock=time.monotonic
         )
-        policies = Policies(engine, namespaces=config.policy_namespaces, news=self._on_news, recorder=recorder)
+        policies = KetiPolicyWatch(engine, namespaces=config.policy_namespaces, news=self._on_news, recorder=recorder)
         self._reflectors: dict[str, Reflector[Any]] = {
             # Nodes come first: a pod on a node that is known is understood at once.
-            "nodes": Reflector(client, NODES, consumers=[self.books.on_node, self._handover.on_node]),
+            "nodes": Reflector(client, NODES, consumers=[self.state.on_node, self._handover.on_node]),
             "pods": Reflector(
                 client,
                 PODS,
                 consumers=[
-                    *(rivals.on_pod, self.books.on_pod, verbs.waiting.on_pod),
+                    *(rivals.on_pod, self.state.on_pod, verbs.waiting.on_pod),
                     *(self.loop.on_pod, self._handover.on_pod),
                 ],
             ),
-            "namespaces": Reflector(client, NAMESPACES, consumers=[volumes.on_namespace]),
+            "namespaces": Reflector(client, NAMESPACES, consumers=[self.state.on_namespace]),
             "configmaps": Reflector(
                 client,
                 CONFIG_MAPS,
                 namespace=gpushare.UNHEALTHY_CONFIGMAP_NAMESPACE,
-                consumers=[self.books.on_config_map],
+                consumers=[self.state.on_config_map],
             ),
             **{
                 f"configmap {name}": Reflector(
@@ -172,9 +170,9 @@ class Scheduler:
                 )
                 for name in keti.POLICY_CONFIGMAPS
             },
-            "persistentvolumes": Reflector(client, VOLUMES, consumers=[volumes.on_volume]),
-            "persistentvolumeclaims": Reflector(client, CLAIMS, consumers=[volumes.on_claim, claims.on_claim]),
-            "storageclasses": Reflector(client, STORAGE_CLASSES, consumers=[volumes.on_storage_class]),
+            "persistentvolumes": Reflector(client, VOLUMES, consumers=[self.state.on_volume]),
+            "persistentvolumeclaims": Reflector(client, CLAIMS, consumers=[self.state.on_claim, claims.on_claim]),
+            "storageclasses": Reflector(client, STORAGE_CLASSES, consumers=[self.state.on_storage_class]),
             "poddisruptionbudgets": disruption_budgets,
         }
         self.metrics.registry.add(LedgerSource(engine.ledger))
@@ -198,9 +196,9 @@ class Scheduler:
     def _report(self, *told: Any) -> None:
         # Every replica sees the same; the leader speaks.
         if self.may_write():
-            self.teller.warn(*told)
+            self.reporter.warn(*told)
 
-    def _on_news(self, news: Wake) -> None:
+    def _on_news(self, news: ClusterEvent) -> None:
         self.loop.on_news(news)
 
     # Running
@@ -232,7 +230,7 @@ class Scheduler:
             # What the first lists hold stays: the collector need not look at it again.
             gc.collect()
             gc.freeze()
-            log.info("knows %d nodes", self.books.nodes())
+            log.info("knows %d nodes", self.state.nodes())
             sweeping = asyncio.create_task(self._sweep(), name="sweep")
             stack.callback(sweeping.cancel)
             if not config.election.enabled:
@@ -247,9 +245,9 @@ class Scheduler:
         """Let go of what time alone frees, until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
-            self.books.sweep()
+            self.state.sweep()
 
-    async def _tls(self) -> Tls | None:
+    async def _tls(self) -> ServerTls | None:
         tls = self.config.tls
         if tls is None:
             return None
@@ -272,7 +270,7 @@ class Scheduler:
         self._leads = True
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self.teller.run(), name="conditions")]
+                tasks = [group.create_task(self.reporter.run(), name="conditions")]
                 if self.config.scheduler_names:
                     tasks.append(group.create_task(self.loop.run(), name="loop"))
                 if self.config.election.enabled:
@@ -287,7 +285,7 @@ def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-async def run(config: Config, access: Access, *, identity: str, serving: Serving = lambda ports: None) -> None:
+async def run(config: SchedulerConfig, access: Access, *, identity: str, serving: Serving = lambda ports: None) -> None:
     """Run the scheduler until cancelled, or until it loses its lease."""
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(access))

@@ -28,12 +28,13 @@ from shoal.kube.errors import (
 )
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import PODS
-from shoal.kube.store import Change, Kind
+from shoal.kube.store import Change, ChangeType
 from shoal.model.allocation import Allocation
-from shoal.model.contract import gpushare, keti, shoal
+from shoal.model.contract.decisions import encode_decision
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import NodeGpus
-from shoal.scheduler.books.books import Books
+from shoal.scheduler.errors import BindError
+from shoal.scheduler.state.cluster_state import ClusterState
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +44,13 @@ _PAUSE: Final = 0.1
 _MAX_PAUSE: Final = 5.0
 
 
-class BindError(Exception):
-    """The pod was not bound; nothing is booked for it any more."""
-
-
 class Binder:
-    """Writes decisions that `Books.place` has booked, and settles the books by the outcome."""
+    """Writes decisions that `ClusterState.place` has booked, and confirms or cancels the booking by the outcome."""
 
     def __init__(
         self,
         client: Client,
-        books: Books,
+        state: ClusterState,
         *,
         may_write: Callable[[], bool],
         now_ns: Callable[[], int],
@@ -61,7 +58,7 @@ class Binder:
         on_bind: Callable[[str], None] = lambda uid: None,
     ) -> None:
         self._client = client
-        self._books = books
+        self._state = state
         self._may_write = may_write
         self._now_ns = now_ns
         self._rng = rng or random.Random()
@@ -88,21 +85,21 @@ class Binder:
 
     async def _bind(self, pod: Pod, allocation: Allocation) -> None:
         uid, node = pod.metadata.uid, allocation.node
-        books = self._books.engine.ledger.node(node)
-        if books is None or books.inventory is None:
-            self._books.cancel(uid)
+        node_ledger = self._state.engine.ledger.node(node)
+        if node_ledger is None or node_ledger.inventory is None:
+            self._state.cancel(uid)
             raise BindError(f"node {node} is gone")
         annotations = annotations_of(
-            pod, allocation, inventory=books.inventory, unit=self._books.unit, now_ns=self._now_ns()
+            pod, allocation, inventory=node_ledger.inventory, unit=self._state.unit, now_ns=self._now_ns()
         )
         if annotations:
-            self._books.write(uid, annotations)
+            self._state.write(uid, annotations)
         try:
             await self._write(pod, node, annotations)
         except ConflictError as error:
             await self._settle_by_the_pod(pod, node, annotations, error.message)
         except KubeError as error:
-            self._books.cancel(uid)
+            self._state.cancel(uid)
             raise BindError(error.message if isinstance(error, ApiError) and error.message else str(error)) from error
 
     async def _write(self, pod: Pod, node: str, annotations: Mapping[str, str]) -> None:
@@ -129,7 +126,7 @@ class Binder:
                 now = await self._client.get(PODS, meta.name, namespace=meta.namespace)
                 break
             except NotFoundError:
-                self._books.cancel(meta.uid)
+                self._state.cancel(meta.uid)
                 raise BindError("the pod is gone") from None
             except _OPEN as error:
                 failures += 1
@@ -137,14 +134,14 @@ class Binder:
                 await self._pause(failures)
             except KubeError as error:
                 # No answer will be another one. Should the pod have a node after all, the watch shows it.
-                self._books.cancel(meta.uid)
+                self._state.cancel(meta.uid)
                 raise BindError(f"{why}; and the pod cannot be read: {error}") from error
         if now.metadata.uid == meta.uid and now.spec.node_name:
             # The watch may be behind this; both lead to the same booking.
-            self._books.on_pod(Change(Kind.MODIFIED, pod, now))
+            self._state.on_pod(Change(ChangeType.MODIFIED, pod, now))
             if now.spec.node_name == node and annotations.items() <= now.metadata.annotations.items():
                 return
-        self._books.cancel(meta.uid)
+        self._state.cancel(meta.uid)
         raise BindError(why)
 
     async def _pause(self, failures: int) -> None:
@@ -156,16 +153,5 @@ def annotations_of(
     pod: Pod, allocation: Allocation, *, inventory: NodeGpus, unit: MemoryUnit, now_ns: int
 ) -> dict[str, str]:
     """The decision in the words of all families; none for a pod without GPUs."""
-    if not allocation.containers:
-        return {}
-    return {
-        **gpushare.encode(
-            allocation,
-            container_names=[container.name for container in pod.spec.containers],
-            node=inventory,
-            unit=unit,
-            assume_time_ns=now_ns,
-        ),
-        **keti.encode(allocation),
-        shoal.ANNOTATION_ALLOCATION: shoal.encode_allocation(allocation),
-    }
+    names = [container.name for container in pod.spec.containers]
+    return encode_decision(allocation, app_names=names, node=inventory, unit=unit, now_ns=now_ns)

@@ -17,9 +17,10 @@ from shoal.kube.objects.storage import PersistentVolumeClaim
 from shoal.kube.resources import CLAIMS, VOLUMES
 from shoal.kube.store import Change
 from shoal.model.contract import kubernetes
-from shoal.scheduler.feasibility.cluster import Cluster
+from shoal.scheduler.errors import ClaimError
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.feasibility.filters.volumes import VolumeDecision
+from shoal.scheduler.feasibility.tables import ClusterTables
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +28,12 @@ log = logging.getLogger(__name__)
 _SECONDS: Final = 600.0
 
 
-class ClaimError(Exception):
-    """The claims of a pod could not be made ready for its node."""
-
-
 class Claims:
     """Writes what claims need, and waits for them."""
 
-    def __init__(self, client: Client, cluster: Cluster, feasibility: Feasibility) -> None:
+    def __init__(self, client: Client, tables: ClusterTables, feasibility: Feasibility) -> None:
         self._client = client
-        self._cluster = cluster
+        self._tables = tables
         self._feasibility = feasibility
         self._changed = asyncio.Event()
 
@@ -66,17 +63,17 @@ class Claims:
         """What the server answers goes into the cluster at once: the next pod must not choose the same volume."""
         if decision.volume is not None:
             name = decision.volume.metadata.name
-            self._cluster.set_volume(await self._client.patch(VOLUMES, name, decision.patch()))
+            self._tables.set_volume(await self._client.patch(VOLUMES, name, decision.patch()))
             return
         claim = decision.claim.metadata
         answer = await self._client.patch(CLAIMS, claim.name, decision.patch(), namespace=claim.namespace)
-        self._cluster.set_claim(answer)
+        self._tables.set_claim(answer)
 
     async def _wait(self, claim: PersistentVolumeClaim) -> None:
         meta = claim.metadata
         while True:
             changed = self._changed
-            now = self._cluster.storage.claims.get((meta.namespace, meta.name))
+            now = self._tables.storage.claims.get((meta.namespace, meta.name))
             if now is None or now.metadata.uid != meta.uid:
                 raise ClaimError(f"claim {meta.namespace}/{meta.name} is gone")
             if kubernetes.ANNOTATION_BIND_COMPLETED in now.metadata.annotations and now.spec.volume_name:

@@ -10,7 +10,7 @@ from shoal.model.contract import gpushare, keti, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.extender.filtering import OFFER_ALL
-from shoal.scheduler.http.bounds import Bounds
+from shoal.scheduler.http.server import Bounds
 
 #: The Secret that `deploy/scheduler` has for the extender's certificates.
 SECRET: Final = f"{shoal.NAME_SCHEDULER}-tls"
@@ -25,7 +25,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid
     """A part of the file; an unknown key is an error."""
 
 
-class Tls(_Section, frozen=True, kw_only=True):
+class TlsConfig(_Section, frozen=True, kw_only=True):
     """Whose certificates the extender shows and asks for: those of its own making in a Secret, or the operator's files.
 
     With the Secret, and with `client_ca`, callers must show a certificate, or get no further than the handshake.
@@ -46,7 +46,7 @@ class Tls(_Section, frozen=True, kw_only=True):
             raise ValueError(f"give certificate and key, or secret: {SECRET}")
 
 
-class Limits(_Section, frozen=True, kw_only=True):
+class CallerLimits(_Section, frozen=True, kw_only=True):
     """What callers of the extender may use, whoever they are."""
 
     #: Open connections, of all callers and of one address.
@@ -70,7 +70,7 @@ class Limits(_Section, frozen=True, kw_only=True):
         )
 
 
-class Election(_Section, frozen=True, kw_only=True):
+class ElectionConfig(_Section, frozen=True, kw_only=True):
     """The Lease by which one of several replicas leads. Off: this process is the only one."""
 
     enabled: bool = True
@@ -78,7 +78,7 @@ class Election(_Section, frozen=True, kw_only=True):
     name: _Name = shoal.NAME_SCHEDULER
 
 
-class Config(_Section, frozen=True, kw_only=True):
+class SchedulerConfig(_Section, frozen=True, kw_only=True):
     """All settings."""
 
     #: Pods that name one of these are placed by the standalone loop; none switches the loop off.
@@ -89,8 +89,8 @@ class Config(_Section, frozen=True, kw_only=True):
     #: without: who reaches a port without TLS may have pods placed.
     host: str = ""
     port: _Port = gpushare.PORT_DEFAULT
-    tls: Tls | None = None
-    limits: Limits = Limits()
+    tls: TlsConfig | None = None
+    limits: CallerLimits = CallerLimits()
     #: Whether inspect, which shows the pods of all namespaces, is for callers without a client certificate too.
     open_inspect: bool = False
     #: Where health and metrics answer, without TLS.
@@ -100,7 +100,7 @@ class Config(_Section, frozen=True, kw_only=True):
     policy: str = "fragmentation"
     #: Where KETI's policy ConfigMap counts, the first before the others. Who may write one there decides for all.
     policy_namespaces: tuple[_Name, ...] = (keti.NAMESPACE, gpushare.EXTENDER_NAMESPACE)
-    election: Election = Election()
+    election: ElectionConfig = ElectionConfig()
     #: Asked about more nodes than this, the extender offers kube-scheduler the best alone, unless somebody prefers a
     #: node for other reasons than its cards. Beside another extender or score plugins of your own set it to a million.
     offer_all_up_to: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = OFFER_ALL

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
-from shoal.kube.store import Change, Kind
+from shoal.kube.store import Change, ChangeType
 
 
 class Handover:
@@ -32,7 +32,7 @@ class Handover:
         meta = change.object.metadata
         if meta.namespace != self._namespace:
             return
-        if change.kind is Kind.DELETED:
+        if change.kind is ChangeType.DELETED:
             self._pods.pop(meta.name, None)
         else:
             self._pods[meta.name] = change.object

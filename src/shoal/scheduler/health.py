@@ -10,9 +10,8 @@ from typing import Final
 from aiohttp import web
 
 from shoal.model.contract import gpushare, shoal
-from shoal.scheduler.http.bounds import Bounds
 from shoal.scheduler.http.routes import Routes, in_pieces, text
-from shoal.scheduler.http.server import serving
+from shoal.scheduler.http.server import Bounds, serving
 from shoal.scheduler.metrics import CONTENT_TYPE, Metrics
 
 #: Bodies are not read at all.

@@ -12,34 +12,42 @@ Here only the namespaces that were named count.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from shoal.kube.events import Recorder, reference_to
 from shoal.kube.objects.others import ConfigMap
-from shoal.kube.resources import Key, key_of
+from shoal.kube.resources import CONFIG_MAPS, Key, key_of
+from shoal.kube.store import Change
 from shoal.model.contract import keti
 from shoal.model.errors import CodecError, shown
+from shoal.placement.engine import Engine
 from shoal.placement.policies import Policy, keti_policy
+from shoal.scheduler.cluster_events import ClusterEvent
 
+log = logging.getLogger(__name__)
+
+REASON_POLICY: Final = "PolicyUnreadable"
 #: Problems of one ConfigMap that are told; more would not help anyone.
 MAX_PROBLEMS: Final = 10
 _KEYS: Final = frozenset(keti.encode_policy(keti.DEFAULT_POLICY))
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PolicyOutcome:
     """What follows from a change: the policy from now on, None when it stays, and what to tell about the ConfigMap.
 
     A new policy is handed to the engine, which must forget the columns it keeps: they go by the policy's name, and all
-    of KETI's have one name. Parked pods are then woken by `Wake.POLICY`.
+    of KETI's have one name. Parked pods are then woken by `ClusterEvent.POLICY`.
     """
 
     policy: Policy | None
     problems: tuple[str, ...] = ()
 
 
-class KetiPolicy:
+class KetiPolicyReader:
     """Follows the ConfigMaps. `namespaces` are those that count, the first before the others."""
 
     def __init__(self, configured: Policy, *, namespaces: Sequence[str] = (keti.NAMESPACE,)) -> None:
@@ -58,11 +66,11 @@ class KetiPolicy:
         """Whether this ConfigMap is one of those that count."""
         return key_of(configmap) in self._places
 
-    def apply(self, configmap: ConfigMap) -> Outcome:
+    def apply(self, configmap: ConfigMap) -> PolicyOutcome:
         """A ConfigMap appeared or changed; one that does not count changes nothing."""
         key = key_of(configmap)
         if not self.concerns(configmap):
-            return Outcome(None)
+            return PolicyOutcome(None)
         good, problems = _readable(configmap.data, last=self._good.get(key, {}))
         self._good[key] = good
         first = self._first()
@@ -70,12 +78,12 @@ class KetiPolicy:
             problems.insert(0, f"not used while ConfigMap {'/'.join(first or ())} exists: delete one of them")
         left = len(problems) - MAX_PROBLEMS
         told = [*problems[:MAX_PROBLEMS], f"and {left} more problems"] if left > 0 else problems
-        return Outcome(self._change(), tuple(told))
+        return PolicyOutcome(self._change(), tuple(told))
 
-    def remove(self, configmap: ConfigMap) -> Outcome:
+    def remove(self, configmap: ConfigMap) -> PolicyOutcome:
         """A ConfigMap is gone: the next one counts, or the configured policy."""
         self._good.pop(key_of(configmap), None)
-        return Outcome(self._change())
+        return PolicyOutcome(self._change())
 
     def _first(self) -> Key | None:
         return next((place for place in self._places if place in self._good), None)
@@ -108,3 +116,27 @@ def _readable(data: Mapping[str, str], *, last: Mapping[str, str]) -> tuple[dict
         else:
             good[key] = value
     return good, problems
+
+
+class KetiPolicyWatch:
+    """Has the engine follow KETI's policy ConfigMap."""
+
+    def __init__(
+        self, engine: Engine, *, namespaces: Sequence[str], news: Callable[[ClusterEvent], None], recorder: Recorder
+    ) -> None:
+        self._engine = engine
+        self._keti = KetiPolicyReader(engine.policy, namespaces=namespaces)
+        self._news = news
+        self._recorder = recorder
+
+    def on_config_map(self, change: Change[ConfigMap]) -> None:
+        """A ConfigMap of one of the names appeared, changed or went away."""
+        configmap = change.object
+        outcome = self._keti.remove(configmap) if change.new is None else self._keti.apply(change.new)
+        for problem in outcome.problems:
+            log.warning("ConfigMap %s/%s: %s", configmap.metadata.namespace, configmap.metadata.name, problem)
+            self._recorder.record(reference_to(CONFIG_MAPS, configmap), "Warning", REASON_POLICY, problem)
+        if outcome.policy is not None:
+            log.info("policy %s from ConfigMap %s", outcome.policy.name, configmap.metadata.name)
+            self._engine.use(outcome.policy)
+            self._news(ClusterEvent.POLICY)

@@ -20,21 +20,18 @@ import yaml
 
 from shoal.model.contract import gpushare, keti, nvidia
 from shoal.model.errors import shown
-from shoal.scheduler.credentials.bundle import KEY_CA, KEY_CLIENT, KEY_CLIENT_KEY, SERVER_NAME
+from shoal.scheduler.certificates import KEY_CA, KEY_CLIENT, KEY_CLIENT_KEY, SERVER_NAME
+from shoal.scheduler.errors import ConfigurationError
 
 
-class ConfigurationError(ValueError):
-    """A version or address that no configuration can be written for."""
-
-
-class Mode(StrEnum):
+class SchedulerMode(StrEnum):
     """Which scheduler asks the extender."""
 
     DEFAULT = "default"
     SECOND = "second"
 
 
-class Form(StrEnum):
+class ConfigForm(StrEnum):
     """How a release of kube-scheduler is configured."""
 
     POLICY = "Policy"
@@ -62,8 +59,8 @@ TIMEOUT_SECONDS: Final = 5
 SCHEDULER_NAME: Final = keti.SCHEDULER_NAME
 #: Where each set-up reaches the extender, but for the scheme: the node port on its own node, or the Service.
 _REACHED: Final = {
-    Mode.DEFAULT: f"127.0.0.1:{gpushare.PORT_NODE}",
-    Mode.SECOND: f"{gpushare.EXTENDER_NAME}.{gpushare.EXTENDER_NAMESPACE}:{gpushare.PORT_MANIFEST}",
+    SchedulerMode.DEFAULT: f"127.0.0.1:{gpushare.PORT_NODE}",
+    SchedulerMode.SECOND: f"{gpushare.EXTENDER_NAME}.{gpushare.EXTENDER_NAMESPACE}:{gpushare.PORT_MANIFEST}",
 }
 #: Where the files lie on a control-plane node that kubeadm has made.
 DIRECTORY: Final = "/etc/kubernetes"
@@ -75,7 +72,7 @@ _OLDEST: Final = 11
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
+class ClientTls:
     """Files on kube-scheduler's side: the CA of the extender's certificate, and its own certificate and key.
 
     `server_name`: what the extender's certificate is for, where it is reached by another name.
@@ -93,7 +90,7 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
-class InlineTls:
+class InlineClientTls:
     """The same in the configuration itself, so that a static pod needs no further file."""
 
     ca: bytes
@@ -111,12 +108,12 @@ class InlineTls:
 
 
 #: Where the pods of a second kube-scheduler have the Secret of the extender's certificates.
-MOUNTED: Final = Tls(
+MOUNTED: Final = ClientTls(
     f"/etc/shoal-tls/{KEY_CA}", f"/etc/shoal-tls/{KEY_CLIENT}", f"/etc/shoal-tls/{KEY_CLIENT_KEY}", SERVER_NAME
 )
 
 
-def form_for(version: str) -> Form:
+def form_for(version: str) -> ConfigForm:
     """The form a release reads: the newest it knows."""
     match = _VERSION.fullmatch(version.strip())
     if match is None:
@@ -125,16 +122,16 @@ def form_for(version: str) -> Form:
     if minor < _OLDEST:
         raise ConfigurationError(f"version {shown(version)} is too old: extenders are served from 1.{_OLDEST} on")
     if minor < 22:
-        return Form.POLICY
-    return Form.V1BETA2 if minor == 22 else Form.V1BETA3 if minor < 25 else Form.V1
+        return ConfigForm.POLICY
+    return ConfigForm.V1BETA2 if minor == 22 else ConfigForm.V1BETA3 if minor < 25 else ConfigForm.V1
 
 
 def configuration(
     version: str,
     *,
-    mode: Mode = Mode.DEFAULT,
+    mode: SchedulerMode = SchedulerMode.DEFAULT,
     url: str | None = None,
-    tls: Tls | InlineTls | None = None,
+    tls: ClientTls | InlineClientTls | None = None,
     node_cache: bool = True,
     weight: int = WEIGHT,
 ) -> str:
@@ -146,20 +143,20 @@ def configuration(
     form = form_for(version)
     prefix = _prefix(url or f"{'http' if tls is None else 'https'}://{_REACHED[mode]}")
     extender = _extender(form, prefix, tls=tls, node_cache=node_cache, weight=weight)
-    if form is Form.POLICY:
+    if form is ConfigForm.POLICY:
         document = {"kind": "Policy", "apiVersion": "v1", "extenders": [extender]}
         return json.dumps(document, indent=2) + "\n"
-    steps = instructions(version, mode=mode, secret=isinstance(tls, InlineTls))
+    steps = instructions(version, mode=mode, secret=isinstance(tls, InlineClientTls))
     comment = "".join(f"# {line}".rstrip() + "\n" for line in steps.splitlines())
     return comment + _yaml(_settings(form, mode)) + _scope_comment(mode) + _yaml({"extenders": [extender]})
 
 
-def instructions(version: str, *, mode: Mode, secret: bool = False) -> str:
+def instructions(version: str, *, mode: SchedulerMode, secret: bool = False) -> str:
     """What to do with the file, step by step. `secret`: it holds a key."""
-    policy = form_for(version) is Form.POLICY
+    policy = form_for(version) is ConfigForm.POLICY
     flag = "--policy-config-file" if policy else "--config"
     path = f"{_FILE}.{'json' if policy else 'yaml'}"
-    if mode is Mode.SECOND:
+    if mode is SchedulerMode.SECOND:
         named = f" and --scheduler-name={SCHEDULER_NAME}" if policy else ""
         return (
             f"For a second kube-scheduler {version}, run as a Deployment with {flag}=<this file>{named}.\n"
@@ -180,19 +177,21 @@ To undo it, copy the old manifest back."""
 def _prefix(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ConfigurationError(f"url {shown(url)} cannot be used: write one such as https://{_REACHED[Mode.DEFAULT]}")
+        raise ConfigurationError(
+            f"url {shown(url)} cannot be used: write one such as https://{_REACHED[SchedulerMode.DEFAULT]}"
+        )
     return url.rstrip("/") + ("" if parts.path.strip("/") else gpushare.PATH_PREFIX)
 
 
 def _extender(
-    form: Form, prefix: str, *, tls: Tls | InlineTls | None, node_cache: bool, weight: int
+    form: ConfigForm, prefix: str, *, tls: ClientTls | InlineClientTls | None, node_cache: bool, weight: int
 ) -> dict[str, object]:
     https = prefix.startswith("https:")
     if tls is not None and not https:
         raise ConfigurationError(f"url {shown(prefix)} is not https: certificates would not be used")
     if weight < 1:
         raise ConfigurationError(f"weight {weight} cannot be used: write 1 or more")
-    policy = form is Form.POLICY
+    policy = form is ConfigForm.POLICY
     extender: dict[str, object] = {
         "urlPrefix": prefix,
         "filterVerb": gpushare.VERB_FILTER,
@@ -212,9 +211,9 @@ def _extender(
     return extender
 
 
-def _settings(form: Form, mode: Mode) -> dict[str, object]:
+def _settings(form: ConfigForm, mode: SchedulerMode) -> dict[str, object]:
     settings: dict[str, object] = {"apiVersion": form.value, "kind": "KubeSchedulerConfiguration"}
-    if mode is Mode.DEFAULT:
+    if mode is SchedulerMode.DEFAULT:
         return {
             **settings,
             "clientConnection": {"kubeconfig": _KUBECONFIG},
@@ -232,9 +231,9 @@ def _settings(form: Form, mode: Mode) -> dict[str, object]:
     }
 
 
-def _scope_comment(mode: Mode) -> str:
+def _scope_comment(mode: SchedulerMode) -> str:
     """Why all nodes should be looked at, or what it means that they are not."""
-    if mode is Mode.SECOND:
+    if mode is SchedulerMode.SECOND:
         return (
             "# 100: kube-scheduler asks the extender about all nodes. With less it asks about the first it finds, and\n"
             "# leaves a pod waiting when just those have no card free.\n"

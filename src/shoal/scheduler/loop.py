@@ -14,25 +14,26 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from shoal.kube.objects.pod import Pod
-from shoal.kube.store import Change, Kind
+from shoal.kube.store import Change, ChangeType
 from shoal.model.allocation import Allocation
-from shoal.model.contract import keti
 from shoal.model.contract.groups import PodGroup, decode_group
-from shoal.model.errors import CodecError, RequestError, shown
+from shoal.model.errors import CodecError, RequestError
+from shoal.model.pod import check_cluster
 from shoal.placement.errors import PolicyError
-from shoal.scheduler.binder import Binder, BindError
-from shoal.scheduler.books.books import Books
-from shoal.scheduler.books.requests import placement_key
-from shoal.scheduler.claims import ClaimError, Claims
+from shoal.scheduler.binder import Binder
+from shoal.scheduler.claims import Claims
+from shoal.scheduler.cluster_events import ClusterEvent
+from shoal.scheduler.errors import BindError, ClaimError
 from shoal.scheduler.feasibility.feasibility import Feasibility, Verdict
 from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.preemption.clearing import Clearing
 from shoal.scheduler.queue.gangs import Gang, Gangs
-from shoal.scheduler.queue.queue import Queue, Waiting
-from shoal.scheduler.queue.standing import standing_of
-from shoal.scheduler.queue.wake import Wake
-from shoal.scheduler.telling.tell import Teller
-from shoal.scheduler.telling.words import Diagnosis, diagnose
+from shoal.scheduler.queue.order import standing_of
+from shoal.scheduler.queue.queue import QueuedPod, SchedulingQueue
+from shoal.scheduler.reporting.diagnosis import Diagnosis, diagnose
+from shoal.scheduler.reporting.reporter import Reporter
+from shoal.scheduler.state.cluster_state import ClusterState
+from shoal.scheduler.state.requests import placement_key
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ _DIAGNOSES: Final = 1000
 _REASON_ERROR: Final = "SchedulerError"
 
 #: A member of a gang, and where it could go.
-_Placed = tuple[Waiting, Pod, Allocation]
+_Placed = tuple[QueuedPod, Pod, Allocation]
 
 
 class Loop:
@@ -53,12 +54,12 @@ class Loop:
 
     def __init__(
         self,
-        books: Books,
+        state: ClusterState,
         feasibility: Feasibility,
         binder: Binder,
         claims: Claims,
         clearing: Clearing,
-        teller: Teller,
+        reporter: Reporter,
         metrics: Metrics,
         *,
         names: Collection[str],
@@ -66,20 +67,20 @@ class Loop:
         binds: int,
         clock: Callable[[], float],
     ) -> None:
-        self.queue = Queue()
+        self.queue = SchedulingQueue()
         self.gangs = Gangs()
-        self._books = books
+        self._state = state
         self._feasibility = feasibility
         self._binder = binder
         self._claims = claims
         self._clearing = clearing
-        self._teller = teller
+        self._reporter = reporter
         self._metrics = metrics
         self._names = frozenset(names)
         self._cluster = cluster
         self._binds = binds
         self._clock = clock
-        self._news = Wake(0)
+        self._news = ClusterEvent(0)
         self._stir = asyncio.Event()
         self._binding: set[asyncio.Task[None]] = set()
         self._landed = asyncio.Event()
@@ -91,13 +92,13 @@ class Loop:
         """Keep the queue: pods of this scheduler that wait for a node."""
         pod = change.object
         uid = pod.metadata.uid
-        gone = change.kind is Kind.DELETED or pod.status.phase == "Failed"
+        gone = change.kind is ChangeType.DELETED or pod.status.phase == "Failed"
         group = None if gone else _group(pod)
         now = self._clock()
         if gone or not self._is_ours(pod):
             if uid in self.queue:
                 self.queue.remove(uid)
-                self._teller.forget(uid)
+                self._reporter.forget(uid)
             self._clearing.forget(uid)
             if group is not None and pod.spec.node_name:
                 self.gangs.bound(uid, pod.metadata.namespace, group, now)
@@ -109,7 +110,7 @@ class Loop:
         if not pod.spec.scheduling_gates:
             # A request that cannot be read is told when the pod is tried.
             with contextlib.suppress(RequestError):
-                self._books.wait(pod)
+                self._state.wait(pod)
         self._stir.set()
 
     def _join(self, pod: Pod, group: PodGroup | None, now: float) -> None:
@@ -119,14 +120,14 @@ class Loop:
             self.gangs.remove(uid, now)
             return
         before = self.gangs.of(uid)
-        if self._books.engine.ledger.booking(uid) is not None:
+        if self._state.engine.ledger.booking(uid) is not None:
             self.gangs.bound(uid, namespace, group, now)
         else:
             self.gangs.wait(uid, namespace, group, now)
         if self.gangs.of(uid) != before:
-            self.on_news(Wake.GANG)
+            self.on_news(ClusterEvent.GANG)
 
-    def on_news(self, news: Wake) -> None:
+    def on_news(self, news: ClusterEvent) -> None:
         """Something happened that may help pods that wait."""
         self._news |= news
         self._stir.set()
@@ -139,9 +140,9 @@ class Loop:
             and pod.status.phase in ("", "Pending")
         )
 
-    def _waiting(self, pod: Pod, group: PodGroup | None) -> Waiting:
+    def _waiting(self, pod: Pod, group: PodGroup | None) -> QueuedPod:
         meta, standing = pod.metadata, standing_of(pod)
-        return Waiting(
+        return QueuedPod(
             uid=meta.uid,
             namespace=meta.namespace,
             name=meta.name,
@@ -168,7 +169,7 @@ class Loop:
         while True:
             now = self._clock()
             if self._news:
-                news, self._news = self._news, Wake(0)
+                news, self._news = self._news, ClusterEvent(0)
                 self.queue.wake(news, now)
             for late in self.gangs.late(now):
                 self._tell_all(late.pods, late.message)
@@ -201,13 +202,13 @@ class Loop:
 
     # One try
 
-    def _try(self, waiting: Waiting) -> None:
-        pod = self._books.pod(waiting.uid)
+    def _try(self, waiting: QueuedPod) -> None:
+        pod = self._state.pod(waiting.uid)
         if pod is None or self._has_place(waiting.uid):
             self.queue.remove(waiting.uid)
             return
         try:
-            self._check_cluster(pod)
+            check_cluster(pod.metadata.annotations, self._cluster)
             decode_group(pod.metadata.labels, pod.metadata.annotations)
             gang = self.gangs.of(waiting.uid)
             if gang is None or gang.stands:
@@ -222,40 +223,32 @@ class Loop:
             # One odd pod must not end the scheduling of all others.
             log.exception("%s/%s: deciding failed", waiting.namespace, waiting.name)
             self._metrics.decisions.inc(BY, "error")
-            self._books.cancel(waiting.uid)
+            self._state.cancel(waiting.uid)
             self.queue.retry(waiting.uid, self._clock())
 
     def _has_place(self, uid: str) -> bool:
         """The pod's Binding was accepted; the watch may still tell of moments before it, as if the pod waited."""
-        return self._books.engine.ledger.booking(uid) is not None
+        return self._state.engine.ledger.booking(uid) is not None
 
-    def _check_cluster(self, pod: Pod) -> None:
-        wanted = pod.metadata.annotations.get(keti.ANNOTATION_CLUSTER, "").strip()
-        if self._cluster and wanted and wanted != self._cluster:
-            raise RequestError(
-                f"annotation {keti.ANNOTATION_CLUSTER} asks for cluster {shown(wanted)}, this is "
-                f"{shown(self._cluster)}: create the pod there, or remove the annotation"
-            )
-
-    def _refuse(self, waiting: Waiting, pod: Pod, why: str) -> None:
+    def _refuse(self, waiting: QueuedPod, pod: Pod, why: str) -> None:
         """The pod cannot be met as written."""
         self._metrics.decisions.inc(BY, "bad request")
-        self._teller.waiting(pod, why)
-        self.queue.park(waiting.uid, Wake.POD_CHANGED | Wake.POLICY, self._clock())
+        self._reporter.waiting(pod, why)
+        self.queue.park(waiting.uid, ClusterEvent.POD_CHANGED | ClusterEvent.POLICY, self._clock())
 
-    def _try_alone(self, waiting: Waiting, pod: Pod) -> None:
+    def _try_alone(self, waiting: QueuedPod, pod: Pod) -> None:
         verdict, allocation = self._place(waiting, pod)
         if allocation is None:
             self._park(waiting, pod, verdict)
         else:
             self._start_binding(waiting, pod, allocation)
 
-    def _place(self, waiting: Waiting, pod: Pod) -> tuple[Verdict, Allocation | None]:
+    def _place(self, waiting: QueuedPod, pod: Pod) -> tuple[Verdict, Allocation | None]:
         verdict = self._feasibility.verdict(pod)
         among = self._clearing.keep_clear(verdict.allowed, waiting.standing)
-        return verdict, self._books.place(pod, among=among, favour=verdict.favour)
+        return verdict, self._state.place(pod, among=among, favour=verdict.favour)
 
-    def _start_binding(self, waiting: Waiting, pod: Pod, allocation: Allocation) -> None:
+    def _start_binding(self, waiting: QueuedPod, pod: Pod, allocation: Allocation) -> None:
         self._metrics.decisions.inc(BY, "placed")
         self.queue.placed(waiting.uid)
         self._join(pod, _group(pod), self._clock())
@@ -268,16 +261,16 @@ class Loop:
         self._binding.discard(task)
         self._landed.set()
 
-    async def _bind(self, waiting: Waiting, pod: Pod, allocation: Allocation) -> None:
+    async def _bind(self, waiting: QueuedPod, pod: Pod, allocation: Allocation) -> None:
         started = self._clock()
         try:
             if decisions := self._claims.decisions(pod, allocation.node):
                 await self._claims.make_ready(decisions)
             await self._binder.bind(pod, allocation)
         except (BindError, ClaimError) as error:
-            self._books.cancel(waiting.uid)
+            self._state.cancel(waiting.uid)
             self._metrics.binds.inc(BY, "refused")
-            self._teller.waiting(pod, f"binding to {allocation.node} failed: {error}", reason=_REASON_ERROR)
+            self._reporter.waiting(pod, f"binding to {allocation.node} failed: {error}", reason=_REASON_ERROR)
             self._join(pod, _group(pod), self._clock())
             self.queue.retry(waiting.uid, self._clock())
             self._stir.set()
@@ -285,17 +278,17 @@ class Loop:
         self._metrics.binds.inc(BY, "bound")
         self._metrics.bind_seconds.observe(self._clock() - started, BY)
         self.queue.remove(waiting.uid)
-        self._teller.scheduled(pod, allocation)
+        self._reporter.scheduled(pod, allocation)
         log.info("%s/%s: bound to %s", waiting.namespace, waiting.name, allocation.node)
 
     # Gangs
 
-    def _park_until_complete(self, waiting: Waiting, pod: Pod, gang: Gang) -> None:
+    def _park_until_complete(self, waiting: QueuedPod, pod: Pod, gang: Gang) -> None:
         there = len(gang.waiting) + len(gang.bound)
-        self._teller.waiting(pod, f"pod group {gang.key[1]}: {there} of {gang.minimum} pods are there")
-        self.queue.park(waiting.uid, Wake.GANG, self._clock())
+        self._reporter.waiting(pod, f"pod group {gang.key[1]}: {there} of {gang.minimum} pods are there")
+        self.queue.park(waiting.uid, ClusterEvent.GANG, self._clock())
 
-    def _try_gang(self, waiting: Waiting, gang: Gang) -> None:
+    def _try_gang(self, waiting: QueuedPod, gang: Gang) -> None:
         """Place the members it takes in one go, or none."""
         members = [waiting, *self.queue.take((uid for uid in gang.together if uid != waiting.uid), self._clock())]
         placed: list[_Placed] = []
@@ -314,18 +307,18 @@ class Loop:
             self._start_binding(member, pod, allocation)
         for member in members:
             if member.uid not in gang.together:
-                self.queue.park(member.uid, Wake.GANG | Wake.PODS, self._clock())
+                self.queue.park(member.uid, ClusterEvent.GANG | ClusterEvent.PODS, self._clock())
 
-    def _place_members(self, gang: Gang, members: Sequence[Waiting], placed: list[_Placed]) -> bool:
+    def _place_members(self, gang: Gang, members: Sequence[QueuedPod], placed: list[_Placed]) -> bool:
         """Place one after another into `placed`. True when one has no place: all are parked with its reasons."""
         for member in members:
-            pod = self._books.pod(member.uid)
+            pod = self._state.pod(member.uid)
             if pod is None or member.uid not in gang.together:
                 continue  # one more than it takes: it comes when the group stands
             try:
                 verdict, allocation = self._place(member, pod)
             except (RequestError, PolicyError) as error:
-                self._park_gang(members, f"pod group {gang.key[1]}: {member.name}: {error}", Wake.POD_CHANGED)
+                self._park_gang(members, f"pod group {gang.key[1]}: {member.name}: {error}", ClusterEvent.POD_CHANGED)
                 return True
             if allocation is None:
                 diagnosis = self._diagnosis(member, pod, verdict)
@@ -335,44 +328,44 @@ class Loop:
             placed.append((member, pod, allocation))
         return False
 
-    def _retry(self, members: Sequence[Waiting]) -> None:
+    def _retry(self, members: Sequence[QueuedPod]) -> None:
         for member in members:
             self.queue.retry(member.uid, self._clock())
 
     def _undo(self, placed: Sequence[_Placed]) -> None:
         for member, _, _ in placed:
-            self._books.cancel(member.uid, quietly=True)
+            self._state.cancel(member.uid, quietly=True)
 
-    def _park_gang(self, members: Sequence[Waiting], message: str, helps: Wake) -> None:
+    def _park_gang(self, members: Sequence[QueuedPod], message: str, helps: ClusterEvent) -> None:
         self._metrics.decisions.inc(BY, "unschedulable")
         self._tell_all([member.uid for member in members], message)
         for member in members:
-            self.queue.park(member.uid, helps | Wake.GANG, self._clock())
+            self.queue.park(member.uid, helps | ClusterEvent.GANG, self._clock())
 
     def _tell_all(self, uids: Sequence[str], message: str) -> None:
         for uid in uids:
-            pod = self._books.pod(uid)
+            pod = self._state.pod(uid)
             if pod is not None:
-                self._teller.waiting(pod, message)
+                self._reporter.waiting(pod, message)
 
     # When nothing fits
 
-    def _park(self, waiting: Waiting, pod: Pod, verdict: Verdict) -> None:
+    def _park(self, waiting: QueuedPod, pod: Pod, verdict: Verdict) -> None:
         self._metrics.decisions.inc(BY, "unschedulable")
         diagnosis = self._diagnosis(waiting, pod, verdict)
         clearing = self._clearing.clear(pod, waiting.standing, diagnosis.candidates)
         message = diagnosis.message if clearing is None else f"{diagnosis.message} {clearing.words}"
-        self._teller.waiting(pod, message, nominated=None if clearing is None else clearing.node)
+        self._reporter.waiting(pod, message, nominated=None if clearing is None else clearing.node)
         self.queue.park(waiting.uid, diagnosis.helps, self._clock())
 
-    def _diagnosis(self, waiting: Waiting, pod: Pod, verdict: Verdict) -> Diagnosis:
-        version = self._books.version()
+    def _diagnosis(self, waiting: QueuedPod, pod: Pod, verdict: Verdict) -> Diagnosis:
+        version = self._state.version()
         known = self._diagnoses.get(waiting.template)
         if known is not None and known[0] == version:
             return known[1]
         if len(self._diagnoses) >= _DIAGNOSES:
             self._diagnoses.clear()
-        diagnosis = diagnose(self._books.engine, self._books.request(pod), verdict)
+        diagnosis = diagnose(self._state.engine, self._state.request(pod), verdict)
         self._diagnoses[waiting.template] = version, diagnosis
         return diagnosis
 

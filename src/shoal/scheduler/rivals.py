@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from shoal.kube.objects.pod import Pod
-from shoal.kube.store import Change, Kind
+from shoal.kube.store import Change, ChangeType
 from shoal.model.contract import shoal
 from shoal.scheduler.metrics import Metrics
 
@@ -56,7 +56,7 @@ class Rivals:
         if new is None:
             self._bound_here.pop(change.object.metadata.uid, None)
             return
-        if change.kind is not Kind.MODIFIED or old is None or old.spec.node_name or not new.spec.node_name:
+        if change.kind is not ChangeType.MODIFIED or old is None or old.spec.node_name or not new.spec.node_name:
             return
         uid = new.metadata.uid
         ours = uid in self._bound_here

@@ -13,7 +13,7 @@ from shoal.agent.errors import RefusedError
 from shoal.agent.node.cgroups import PodCgroups
 from shoal.agent.node.given import Given, GivenFiles
 from shoal.kube.objects.pod import Pod
-from shoal.kube.store import Change, Kind
+from shoal.kube.store import Change, ChangeType
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.contract import shoal
 from shoal.model.request import Share
@@ -55,7 +55,7 @@ def rewrite(scene: Scene, name: str, annotations: Mapping[str, str], **more: Any
     assert known is not None
     manifest = {**msgspec.to_builtins(known.pod), **more}
     manifest["metadata"] = {**manifest["metadata"], "annotations": dict(annotations)}
-    scene.pods.on_pod(Change(Kind.MODIFIED, known.pod, msgspec.convert(manifest, Pod)))
+    scene.pods.on_pod(Change(ChangeType.MODIFIED, known.pod, msgspec.convert(manifest, Pod)))
 
 
 def forged(scene: Scene, *, card: int, memory: int = 2048) -> dict[str, str]:
@@ -83,7 +83,7 @@ def test_a_record_that_claims_too_much_takes_no_room(scene: Scene) -> None:
     manifest = msgspec.to_builtins(known.pod)
     manifest["metadata"]["annotations"] = forged(scene, card=0, memory=24576)
     status = {"phase": "Running", "containerStatuses": [{"name": "main", "containerID": "forged"}]}
-    scene.pods.on_pod(Change(Kind.ADDED, None, msgspec.convert({**manifest, "status": status}, Pod)))
+    scene.pods.on_pod(Change(ChangeType.ADDED, None, msgspec.convert({**manifest, "status": status}, Pod)))
     assert scene.pods.totals.held("aliyun.com/gpu-mem", scene.pods.node.gpus[0].uuid).memory_mib == 0
 
 
@@ -109,7 +109,7 @@ def test_a_pod_holds_its_cards_while_its_containers_run(scene: Scene, how: str) 
     known = scene.pods.get("a")
     assert known is not None
     if how == "deleted":
-        scene.pods.on_pod(Change(Kind.DELETED, known.pod, None, "41"))
+        scene.pods.on_pod(Change(ChangeType.DELETED, known.pod, None, "41"))
     else:
         scene.put("a", card=0, status={"phase": "Succeeded"})
     assert scene.pods.alive("a")
@@ -147,7 +147,7 @@ def test_the_end_of_a_pod_that_got_nothing_is_told_too(scene: Scene) -> None:
     scene.put("a", card=0)
     known = scene.pods.get("a")
     assert known is not None
-    scene.pods.on_pod(Change(Kind.DELETED, known.pod, None, "17"))
+    scene.pods.on_pod(Change(ChangeType.DELETED, known.pod, None, "17"))
     assert scene.pods.held().as_of == 17
 
 

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
@@ -18,10 +19,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cluster" in metafunc.fixturenames:
         only = metafunc.config.getoption("--cluster")
         params = [pytest.param(name, marks=marks) for name, marks in CLUSTERS.items() if only in (None, name)]
-        metafunc.parametrize("_api", params, indirect=True, scope="session")
+        metafunc.parametrize("_api", params, indirect=True, scope="package")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _own_apiserver(testbed_run: Run) -> Iterator[ApiServer]:
     server = ApiServer(testbed_run, f"inspect-{uuid.uuid4().hex[:6]}")
     yield server
@@ -29,13 +30,15 @@ def _own_apiserver(testbed_run: Run) -> Iterator[ApiServer]:
 
 
 @pytest.fixture(scope="session")
-def _api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    if request.param == "real":
-        yield request.getfixturevalue("_own_apiserver")
-        return
+def _own_embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     server = EmbeddedServer(tmp_path_factory.mktemp("inspect"))
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="package")
+def _api(request: pytest.FixtureRequest) -> Api:
+    return cast(Api, request.getfixturevalue("_own_apiserver" if request.param == "real" else "_own_embedded"))
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ class History:
     def __init__(self, client: Client, namespace: str, cards: dict[str, Card]) -> None:
         self._client = client
         self._namespace = namespace
-        self.books = Books(cards)
+        self.state = Books(cards)
         #: The pods that are there, by UID.
         self.pods: dict[str, Object] = {}
         self.events = 0
@@ -158,4 +158,4 @@ class History:
             self.pods.pop(pod["metadata"]["uid"], None)
         else:
             self.pods[pod["metadata"]["uid"]] = pod
-        self.books.see(kind, pod)
+        self.state.see(kind, pod)

@@ -36,28 +36,28 @@ def pod(uid: str, *, node: str = "a", record: str = "a", phase: str = "Running",
     ],
 )
 def test_what_is_wrong_is_told(second: dict[str, Any], said: str) -> None:
-    books = Books(CARDS)
-    books.see("ADDED", pod("p", memory=10000))
-    assert books.wrong == []
-    books.see("ADDED", second)
-    assert books.wrong == [f"7: {said}"]
+    state = Books(CARDS)
+    state.see("ADDED", pod("p", memory=10000))
+    assert state.wrong == []
+    state.see("ADDED", second)
+    assert state.wrong == [f"7: {said}"]
 
 
 @pytest.mark.parametrize(("kind", "phase"), [("DELETED", "Running"), ("MODIFIED", "Succeeded"), ("MODIFIED", "Failed")])
 def test_who_has_left_holds_nothing(kind: str, phase: str) -> None:
-    books = Books(CARDS)
-    books.see("ADDED", pod("p", exclusive=True))
-    books.see(kind, pod("p", exclusive=True, phase=phase))
-    books.see("ADDED", pod("q", memory=16384))
-    assert books.wrong == []
-    assert books.bound == {"p", "q"}
+    state = Books(CARDS)
+    state.see("ADDED", pod("p", exclusive=True))
+    state.see(kind, pod("p", exclusive=True, phase=phase))
+    state.see("ADDED", pod("q", memory=16384))
+    assert state.wrong == []
+    assert state.bound == {"p", "q"}
 
 
 def test_who_is_going_still_holds() -> None:
-    books = Books(CARDS)
+    state = Books(CARDS)
     going = pod("p", memory=10000)
-    books.see("ADDED", going)
+    state.see("ADDED", going)
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    books.see("MODIFIED", going)
-    books.see("ADDED", pod("q", memory=10000))
-    assert len(books.wrong) == 1
+    state.see("MODIFIED", going)
+    state.see("ADDED", pod("q", memory=10000))
+    assert len(state.wrong) == 1

@@ -18,16 +18,16 @@ from shoal.kube.reflector import Reflector
 from shoal.kube.resources import NODES, PODS
 from shoal.kube.store import Store
 from shoal.scheduler.binder import Binder
-from shoal.scheduler.books.books import Books
-from shoal.scheduler.extender.filtering import OFFER_ALL, Offer
-from shoal.scheduler.extender.memory.holds import SECONDS
+from shoal.scheduler.extender.filtering import OFFER_ALL, OfferRule
+from shoal.scheduler.extender.holds import HOLD_SECONDS
 from shoal.scheduler.extender.server import Address, Extender
-from shoal.scheduler.extender.tls import Tls as ServerTls
 from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.feasibility.feasibility import Feasibility
-from shoal.scheduler.kube_scheduler import InlineTls, Mode, Tls, configuration
+from shoal.scheduler.kube_scheduler import ClientTls, InlineClientTls, SchedulerMode, configuration
 from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.telling.tell import Teller
+from shoal.scheduler.reporting.reporter import Reporter
+from shoal.scheduler.state.cluster_state import ClusterState
+from shoal.scheduler.tls import ServerTls
 from tests.scheduler.extender.scene import books_of, clearing_of
 from tests.testbed import binaries
 from tests.testbed.control_plane import ControlPlane
@@ -38,12 +38,16 @@ class Live:
     """What runs, and where."""
 
     client: Client
-    books: Books
+    state: ClusterState
     metrics: Metrics
     port: int
 
     def configuration(
-        self, *, mode: Mode = Mode.DEFAULT, node_cache: bool = True, tls: Tls | InlineTls | None = None
+        self,
+        *,
+        mode: SchedulerMode = SchedulerMode.DEFAULT,
+        node_cache: bool = True,
+        tls: ClientTls | InlineClientTls | None = None,
     ) -> dict[str, Any]:
         """The printed configuration, but for what only a control-plane node has: its kubeconfig and its lease."""
         scheme = "http" if tls is None else "https"
@@ -65,7 +69,7 @@ async def live(
     control_plane: ControlPlane,
     *,
     policy: str = "binpack",
-    hold_seconds: float = SECONDS,
+    hold_seconds: float = HOLD_SECONDS,
     tls: ServerTls | None = None,
     all_up_to: int = OFFER_ALL,
     kubeconfig: Path | None = None,
@@ -73,31 +77,31 @@ async def live(
     """Follow the cluster and serve."""
     access = load_access(environ={}, home=Path("/"), kubeconfig=kubeconfig or control_plane.api.kubeconfig())
     async with Client(access) as client:
-        books, metrics = books_of(policy), Metrics()
-        teller = Teller(client, Recorder(client, "test"), now=lambda: datetime.now(UTC), may_write=lambda: True)
-        binder = Binder(client, books, may_write=lambda: True, now_ns=time.time_ns)
+        state, metrics = books_of(policy), Metrics()
+        reporter = Reporter(client, Recorder(client, "test"), now=lambda: datetime.now(UTC), may_write=lambda: True)
+        binder = Binder(client, state, may_write=lambda: True, now_ns=time.time_ns)
         verbs = Verbs(
-            books,
+            state,
             binder,
-            plan=clearing_of(books, client, Store()).plan,
-            short=Feasibility(books.cluster).short,
+            plan=clearing_of(state, client, Store()).plan,
+            short=Feasibility(state.tables).short,
             metrics=metrics,
             clock=time.monotonic,
             hold_seconds=hold_seconds,
-            offer=Offer(Feasibility(books.cluster).prefers, all_up_to=all_up_to),
-            try_again=teller.try_again,
+            offer=OfferRule(Feasibility(state.tables).prefers, all_up_to=all_up_to),
+            try_again=reporter.try_again,
         )
-        extender = Extender(verbs, books, metrics=metrics, not_ready=lambda: "", clock=time.monotonic)
+        extender = Extender(verbs, state, metrics=metrics, not_ready=lambda: "", clock=time.monotonic)
         async with (
-            Reflector(client, NODES, consumers=[books.on_node]) as nodes,
-            Reflector(client, PODS, consumers=[books.on_pod, verbs.waiting.on_pod]) as pods,
+            Reflector(client, NODES, consumers=[state.on_node]) as nodes,
+            Reflector(client, PODS, consumers=[state.on_pod, verbs.waiting.on_pod]) as pods,
         ):
             await nodes.wait_synced()
             await pods.wait_synced()
-            conditions = asyncio.create_task(teller.run())
+            conditions = asyncio.create_task(reporter.run())
             try:
                 async with extender.serve(Address("127.0.0.1", 0, tls=tls)) as port:
-                    yield Live(client, books, metrics, port)
+                    yield Live(client, state, metrics, port)
             finally:
                 conditions.cancel()
                 await asyncio.wait({conditions})

@@ -16,30 +16,30 @@ from shoal.kube.events import Recorder
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
 from shoal.kube.objects.policy import PodDisruptionBudget
-from shoal.kube.store import Change, Kind, Store
+from shoal.kube.store import Change, ChangeType, Store
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu
 from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.binder import Binder
-from shoal.scheduler.books.books import Books
-from shoal.scheduler.extender.filtering import OFFER_ALL, Offer
+from shoal.scheduler.extender.filtering import OFFER_ALL, OfferRule
 from shoal.scheduler.extender.verbs import Verbs
-from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.feasibility import Feasibility
+from shoal.scheduler.feasibility.tables import ClusterTables
 from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.preemption.budgets import Budgets
 from shoal.scheduler.preemption.clearing import Clearing
-from shoal.scheduler.telling.tell import Teller
+from shoal.scheduler.preemption.search import DisruptionBudgets
+from shoal.scheduler.reporting.reporter import Reporter
+from shoal.scheduler.state.cluster_state import ClusterState
 from tests.testbed.fake_nodes import node as node_object
 
 
-def books_of(policy: str = "binpack") -> Books:
+def books_of(policy: str = "binpack") -> ClusterState:
     """Empty books."""
-    return Books(
+    return ClusterState(
         Engine(Ledger(), POLICIES[policy]),
-        Cluster(),
+        ClusterTables(),
         unit=MemoryUnit.GIB,
         news=lambda _: None,
         report=lambda *_: None,
@@ -51,16 +51,16 @@ def nobody() -> Client:
     return Client(Access(server="http://127.0.0.1:1", credentials=StoredCredential()))
 
 
-def clearing_of(books: Books, client: Client, budgets: Store[PodDisruptionBudget]) -> Clearing:
+def clearing_of(state: ClusterState, client: Client, budgets: Store[PodDisruptionBudget]) -> Clearing:
     """What chooses victims."""
     recorder = Recorder(client, "test")
-    teller = Teller(client, recorder, now=lambda: datetime.now(UTC), may_write=lambda: True)
+    reporter = Reporter(client, recorder, now=lambda: datetime.now(UTC), may_write=lambda: True)
     return Clearing(
-        books,
-        Feasibility(books.cluster),
+        state,
+        Feasibility(state.tables),
         client,
-        teller,
-        budgets=Budgets(budgets),
+        reporter,
+        budgets=DisruptionBudgets(budgets),
         may_write=lambda: True,
         rng=Random(1),
     )
@@ -77,31 +77,31 @@ class Scene:
     all_up_to: int = OFFER_ALL
 
     def __post_init__(self) -> None:
-        self.books = books_of(self.policy)
+        self.state = books_of(self.policy)
         self.budgets: Store[PodDisruptionBudget] = Store()
         self.metrics = Metrics()
         #: The pods that kube-scheduler is to try again.
         self.again: list[Pod] = []
-        self.binder = Binder(self.client, self.books, may_write=lambda: True, now_ns=lambda: 1_700_000_000_000_000_000)
+        self.binder = Binder(self.client, self.state, may_write=lambda: True, now_ns=lambda: 1_700_000_000_000_000_000)
         self.verbs = Verbs(
-            self.books,
+            self.state,
             self.binder,
-            plan=clearing_of(self.books, self.client, self.budgets).plan,
-            short=Feasibility(self.books.cluster).short,
+            plan=clearing_of(self.state, self.client, self.budgets).plan,
+            short=Feasibility(self.state.tables).short,
             metrics=self.metrics,
             clock=lambda: self.now,
-            offer=Offer(Feasibility(self.books.cluster).prefers, all_up_to=self.all_up_to),
+            offer=OfferRule(Feasibility(self.state.tables).prefers, all_up_to=self.all_up_to),
             try_again=self.again.append,
         )
 
     def add_node(self, name: str, gpus: int | Sequence[Gpu] = 2) -> None:
         node = msgspec.convert(node_object(name, gpus), Node)
-        self.books.on_node(Change(Kind.ADDED, None, node))
+        self.state.on_node(Change(ChangeType.ADDED, None, node))
 
     def add_pod(self, manifest: Mapping[str, Any]) -> Pod:
         """The watch shows a pod."""
         pod = msgspec.convert(manifest, Pod)
-        self.books.on_pod(Change(Kind.ADDED, None, pod))
+        self.state.on_pod(Change(ChangeType.ADDED, None, pod))
         return pod
 
     def bind(self, manifest: Mapping[str, Any], node: str, card: int, gib: int) -> Pod:
@@ -117,13 +117,13 @@ class Scene:
         )
 
     def gone(self, pod: Pod) -> None:
-        self.books.on_pod(Change(Kind.DELETED, pod, None))
+        self.state.on_pod(Change(ChangeType.DELETED, pod, None))
 
     def shown(self, body: bytes) -> bytes:
         """The request, once the watch has shown its pod."""
         with contextlib.suppress(ValueError, KeyError, TypeError):
             manifest = json.loads(body)["Pod"]
-            known = self.books.pod(manifest["metadata"]["uid"])
+            known = self.state.pod(manifest["metadata"]["uid"])
             if known is None or not known.spec.node_name:
                 self.add_pod(manifest)
         return body
@@ -142,6 +142,6 @@ class Scene:
 
     def free(self, node: str) -> list[int]:
         """GiB free on each card."""
-        books = self.books.engine.ledger.node(node)
-        assert books is not None
-        return [0 if card.exclusive else (card.inventory.memory_mib - card.memory_mib) // 1024 for card in books.slots]
+        state = self.state.engine.ledger.node(node)
+        assert state is not None
+        return [0 if card.exclusive else (card.inventory.memory_mib - card.memory_mib) // 1024 for card in state.slots]

@@ -12,13 +12,11 @@ from shoal.kube.client import Client
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import CLAIMS, PODS, STORAGE_CLASSES, VOLUMES
 from shoal.model.contract import gpushare
-from shoal.scheduler.credentials.bundle import Bundle
-from shoal.scheduler.credentials.own_tls import OwnTls
-from shoal.scheduler.credentials.secret import BundleSecret
+from shoal.scheduler.certificates import Bundle, BundleSecret
 from shoal.scheduler.extender.filtering import OFFER_ALL
-from shoal.scheduler.extender.memory.holds import SECONDS
-from shoal.scheduler.extender.tls import FileTls, TlsFiles
-from shoal.scheduler.kube_scheduler import InlineTls, Mode, Tls
+from shoal.scheduler.extender.holds import HOLD_SECONDS
+from shoal.scheduler.kube_scheduler import ClientTls, InlineClientTls, SchedulerMode
+from shoal.scheduler.tls import FileTls, OwnTls, TlsFiles
 from tests.scheduler.extender.live import live
 from tests.scheduler.extender.pods import CLASSES, all_bound, pod, until, used
 from tests.testbed.control_plane import ControlPlane
@@ -31,20 +29,20 @@ def are(count: int, pods: list[Pod]) -> bool:
 
 @pytest.mark.parametrize("all_up_to", [OFFER_ALL, 0], ids=["all that fit", "the best alone"])
 @pytest.mark.parametrize("node_cache", [True, False], ids=["names", "whole nodes"])
-@pytest.mark.parametrize("mode", [Mode.DEFAULT, Mode.SECOND])
+@pytest.mark.parametrize("mode", [SchedulerMode.DEFAULT, SchedulerMode.SECOND])
 async def test_pods_of_all_families_are_placed(
     control_plane: ControlPlane,
     fake_nodes: FakeNodes,
     client: Client,
     room: str,
-    mode: Mode,
+    mode: SchedulerMode,
     node_cache: bool,
     all_up_to: int,
 ) -> None:
     names = await fake_nodes(4, gpus=2)
     async with live(control_plane, all_up_to=all_up_to) as extender:
         control_plane.start_scheduler(extender.configuration(mode=mode, node_cache=node_cache))
-        scheduler = "gpu-scheduler" if mode is Mode.SECOND else ""
+        scheduler = "gpu-scheduler" if mode is SchedulerMode.SECOND else ""
         wanted = {
             **{f"mem-{n}": {"mem": "6"} for n in range(8)},
             **{f"mps-{n}": {"mps": "1"} for n in range(4)},
@@ -99,7 +97,7 @@ async def volumes(client: Client) -> AsyncIterator[Callable[[str, list[str]], Aw
 
 @pytest.mark.parametrize(
     ("hold_seconds", "all_up_to"),
-    [(SECONDS, OFFER_ALL), (SECONDS, 0), (0.0, OFFER_ALL)],
+    [(HOLD_SECONDS, OFFER_ALL), (HOLD_SECONDS, 0), (0.0, OFFER_ALL)],
     ids=["held when scored", "held when filtered", "not held"],
 )
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "after volumes"])
@@ -187,7 +185,7 @@ async def test_pods_that_wait_are_woken_when_cards_are_free(
             await client.delete(PODS, gone, namespace=room)
             await until(client, room, functools.partial(are, left))
         await until(client, room, all_bound)
-    assert extender.books.engine.ledger.over_booked() == []
+    assert extender.state.engine.ledger.over_booked() == []
 
 
 async def test_preemption_frees_the_right_card(
@@ -224,7 +222,7 @@ async def test_tls_with_client_certificates(
     server, caller = authority.server("extender", ["127.0.0.1"]), authority.client("kube-scheduler")
     files = TlsFiles(server.certificate, server.key, client_ca=authority.certificate)
     async with live(control_plane, tls=FileTls(files)) as extender:
-        tls = Tls(str(authority.certificate), str(caller.certificate), str(caller.key))
+        tls = ClientTls(str(authority.certificate), str(caller.certificate), str(caller.key))
         control_plane.start_scheduler(extender.configuration(tls=tls))
         await client.create(PODS, pod("p", mem="4"), namespace=room)
         await until(client, room, all_bound)
@@ -256,6 +254,6 @@ async def test_tls_of_the_extenders_own_making(
     assert {pod.metadata.name for pod in pods if not pod.spec.node_name} == {"fourth"}
 
 
-def half(bundle: Bundle) -> InlineTls:
+def half(bundle: Bundle) -> InlineClientTls:
     """What kube-scheduler is given."""
-    return InlineTls(bundle.authority.certificate, bundle.client.certificate, bundle.client.key)
+    return InlineClientTls(bundle.authority.certificate, bundle.client.certificate, bundle.client.key)

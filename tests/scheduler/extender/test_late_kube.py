@@ -73,7 +73,7 @@ async def test_nobody_is_evicted_for_a_pod_whose_card_was_freed_unheard_of(
             # Both must know the pod before only one of them hears on: the extender decides on nothing else.
             control_plane.stop_schedulers()
             high = await client.create(PODS, pod("high", mem="10", priority=classes["high"]), namespace=room)
-            await until(client, room, lambda _: extender.books.pod(high.metadata.uid) is not None)
+            await until(client, room, lambda _: extender.state.pod(high.metadata.uid) is not None)
             await relay.block()
             control_plane.start_scheduler(extender.configuration())
             await until(client, room, lambda pods: "lowest" not in {pod.metadata.name for pod in pods})

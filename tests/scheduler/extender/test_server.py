@@ -19,12 +19,13 @@ from shoal.embedded.certificates import make_pki
 from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
 from shoal.kube.resources import NODES, PODS
-from shoal.kube.store import Change, Kind
+from shoal.kube.store import Change, ChangeType
 from shoal.scheduler import health
+from shoal.scheduler.errors import TlsError
 from shoal.scheduler.extender.server import Address, Extender
-from shoal.scheduler.extender.tls import FileTls, TlsError, TlsFiles
-from shoal.scheduler.http.bounds import Bounds
+from shoal.scheduler.http.server import Bounds
 from shoal.scheduler.metrics import LedgerSource
+from shoal.scheduler.tls import FileTls, TlsFiles
 from tests.scheduler.extender.requests import args, binding, pod, preemption
 from tests.scheduler.extender.scene import Scene
 from tests.scheduler.test_metrics import parse
@@ -82,7 +83,7 @@ async def serving(scene: Scene, bounds: Bounds | None = None, **options: Any) ->
 
 def extender_of(scene: Scene, ready: Ready) -> Extender:
     clock = asyncio.get_running_loop().time
-    return Extender(scene.verbs, scene.books, metrics=scene.metrics, not_ready=lambda: ready.reason, clock=clock)
+    return Extender(scene.verbs, scene.state, metrics=scene.metrics, not_ready=lambda: ready.reason, clock=clock)
 
 
 @pytest.fixture
@@ -223,7 +224,7 @@ async def test_health_has_a_port_of_its_own(served: Served) -> None:
 
 
 async def test_metrics_can_be_read(served: Served) -> None:
-    served.scene.metrics.registry.add(LedgerSource(served.scene.books.engine.ledger))
+    served.scene.metrics.registry.add(LedgerSource(served.scene.state.engine.ledger))
     await served.post("filter", args(pod(mem="20"), ["a", "b"]))
     await served.status("prioritize", b"")
     async with health_of(served) as session, session.get("/metrics") as answer:
@@ -325,7 +326,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Served]:
 async def made(served: Served, name: str, mem: str = "4") -> dict[str, Any]:
     """A pod on the API server, and in the books as the watch would show it."""
     created = await served.scene.client.create(PODS, pod(name, mem=mem), namespace="default")
-    served.scene.books.on_pod(Change(Kind.ADDED, None, created))
+    served.scene.state.on_pod(Change(ChangeType.ADDED, None, created))
     manifest = pod(name, mem=mem)
     manifest["metadata"]["uid"] = created.metadata.uid
     return manifest
@@ -375,8 +376,8 @@ async def test_a_pod_the_watch_shows_a_moment_later_is_decided_on_then(cluster: 
     asked = asyncio.create_task(cluster.ask("filter", args(manifest, ["a"])))
     await asyncio.sleep(0.1)
     assert not asked.done()
-    change = Change(Kind.ADDED, None, created)
-    cluster.scene.books.on_pod(change)
+    change = Change(ChangeType.ADDED, None, created)
+    cluster.scene.state.on_pod(change)
     cluster.scene.verbs.waiting.on_pod(change)
     assert (await asked)["NodeNames"] == ["a"]
     assert await cluster.post("bind", binding(manifest, "a")) == {"Error": ""}

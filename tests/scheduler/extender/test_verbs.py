@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.policy import PodDisruptionBudget, PodDisruptionBudgetSpec
 from shoal.placement.policies import POLICIES
-from shoal.scheduler.extender import filtering
-from shoal.scheduler.extender.memory import refused
+from shoal.scheduler.extender import filtering, refused
 from shoal.scheduler.extender.scoring import scores
 from tests.scheduler.extender.requests import args, pod, preemption
 from tests.scheduler.extender.scene import Scene
@@ -77,9 +76,9 @@ def test_what_no_empty_card_could_hold_is_unresolvable(scene: Scene) -> None:
 
 
 def test_a_pod_that_fits_nowhere_counts_as_demand(scene: Scene) -> None:
-    engine = scene.books.engine
+    engine = scene.state.engine
     waiting = scene.add_pod(pod("w", mem="16"))
-    pod_class = engine.class_of(scene.books.request(waiting))
+    pod_class = engine.class_of(scene.state.request(waiting))
     for _ in range(2):
         scene.filter(args(pod("w", mem="16"), ["b"]))
         assert engine.demand.counts[pod_class] == 1
@@ -276,8 +275,8 @@ def test_no_sequence_leaks_or_overbooks(steps: list[tuple[str, int]], all_up_to:
             scene.filter(args(manifest, ["a", "b"]))
         else:
             scene.prioritize(args(manifest, ["a", "b"]))
-        assert scene.books.engine.ledger.over_booked() == []
-        assert len(list(scene.books.engine.ledger.bookings())) <= len(scene.verbs.holds)
+        assert scene.state.engine.ledger.over_booked() == []
+        assert len(list(scene.state.engine.ledger.bookings())) <= len(scene.verbs.holds)
     scene.now += 30
     scene.verbs.holds.expire()
     assert (scene.free("a"), scene.free("b"), len(scene.verbs.holds)) == ([16, 16], [16, 16], 0)

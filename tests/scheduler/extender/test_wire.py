@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.scheduler.errors import WireError
 from shoal.scheduler.extender import wire
-from shoal.scheduler.extender.wire import BindingArgs, Filtered, Victims, WireError
+from shoal.scheduler.extender.wire import BindingArgs, Filtered, Victims
 from tests.scheduler.extender import requests
 
 READERS = (wire.read_args, wire.read_binding, wire.read_preemption)

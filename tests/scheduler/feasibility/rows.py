@@ -9,8 +9,8 @@ import msgspec
 from shoal.kube.objects.node import Namespace, Node
 from shoal.kube.objects.pod import Pod
 from shoal.kube.objects.storage import PersistentVolume, PersistentVolumeClaim, StorageClass
-from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.feasibility import Feasibility, Verdict
+from shoal.scheduler.feasibility.tables import ClusterTables
 from tests.scheduler.feasibility.world import Manifest, World
 
 
@@ -22,8 +22,8 @@ class Rows:
     """A cluster and who has which row. Rows that become free are given out again, the last one first."""
 
     def __init__(self, world: World | None = None) -> None:
-        self.cluster = Cluster()
-        self.feasibility = Feasibility(self.cluster)
+        self.tables = ClusterTables()
+        self.feasibility = Feasibility(self.tables)
         self.rows: dict[str, int] = {}
         self._free: list[int] = []
         self._used = 0
@@ -32,13 +32,13 @@ class Rows:
 
     def take_in(self, world: World) -> None:
         for namespace in world.namespaces.values():
-            self.cluster.set_namespace(msgspec.convert(namespace, Namespace))
+            self.tables.set_namespace(msgspec.convert(namespace, Namespace))
         for storage_class in world.classes.values():
-            self.cluster.set_storage_class(msgspec.convert(storage_class, StorageClass))
+            self.tables.set_storage_class(msgspec.convert(storage_class, StorageClass))
         for volume in world.volumes.values():
-            self.cluster.set_volume(msgspec.convert(volume, PersistentVolume))
+            self.tables.set_volume(msgspec.convert(volume, PersistentVolume))
         for claim in world.claims.values():
-            self.cluster.set_claim(msgspec.convert(claim, PersistentVolumeClaim))
+            self.tables.set_claim(msgspec.convert(claim, PersistentVolumeClaim))
         for node in world.nodes.values():
             self.set_node(node)
         for pod in world.pods.values():
@@ -54,15 +54,15 @@ class Rows:
 
     def set_node(self, manifest: Manifest) -> None:
         node = msgspec.convert(manifest, Node)
-        self.cluster.set_node(self.row(node.metadata.name), node)
+        self.tables.set_node(self.row(node.metadata.name), node)
 
     def remove_node(self, name: str) -> None:
         row = self.rows.pop(name)
-        self.cluster.remove_node(row)
+        self.tables.remove_node(row)
         self._free.append(row)
 
     def add_pod(self, manifest: Manifest) -> None:
-        self.cluster.add_pod(pod_of(manifest), self.row(manifest["spec"]["nodeName"]))
+        self.tables.add_pod(pod_of(manifest), self.row(manifest["spec"]["nodeName"]))
 
     def verdict(self, manifest: Manifest) -> Verdict:
         return self.feasibility.verdict(pod_of(manifest))

@@ -97,7 +97,9 @@ def test_case(case: Case) -> None:
     if not case.get("beyond_reference"):
         assert reference.allowed(world, asked) == set(case["allowed"]), "the plain loops say otherwise"
     for name, reasons in case.get("refused", {}).items():
-        found = [[item.filter, item.reason, item.resolvable] for item in verdict.refusals if item.rows[rows.rows[name]]]
+        found = [
+            [item.filter, item.reason, item.resolvable] for item in verdict.rejections if item.rows[rows.rows[name]]
+        ]
         assert found == (reasons if isinstance(reasons[0], list) else [reasons])
     if "favour" in case:
         if case["favour"] is None:

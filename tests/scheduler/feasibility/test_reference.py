@@ -13,6 +13,7 @@ from tests.scheduler.feasibility import reference, reference_favour
 from tests.scheduler.feasibility.made_up import NAMESPACES, Dice
 from tests.scheduler.feasibility.rows import Rows, pod_of
 from tests.scheduler.feasibility.world import Manifest, World
+from tests.soak import times
 
 STEPS = 25
 
@@ -56,7 +57,7 @@ def compare(world: World, rows: Rows, pod: Manifest) -> None:
     expected = reference.allowed(world, pod)
     assert rows.names(verdict.allowed) == expected, pod
     refused: set[str] = set()
-    for refusal in verdict.refusals:
+    for refusal in verdict.rejections:
         refused |= rows.names(refusal.rows)
     assert refused == set(world.nodes) - expected
     favour = reference_favour.favour(world, pod, expected)
@@ -86,7 +87,7 @@ class Change:
         if self.world.pods:
             uid = self.dice.one(*self.world.pods)
             del self.world.pods[uid]
-            self.rows.cluster.remove_pod(uid)
+            self.rows.tables.remove_pod(uid)
 
     def pod_changes(self) -> None:
         if not self.world.pods:
@@ -119,7 +120,7 @@ class Change:
             for uid in orphans:
                 del self.world.pods[uid]
                 if self.dice.chance(0.5):
-                    self.rows.cluster.remove_pod(uid)
+                    self.rows.tables.remove_pod(uid)
 
     def node_changes(self) -> None:
         name = self.dice.one(*self.world.nodes)
@@ -138,12 +139,12 @@ class Change:
         fresh = World(claims=dict(self.world.claims))
         self.dice.storage(fresh, list(self.world.nodes))
         for name in set(self.world.volumes) - set(fresh.volumes):
-            self.rows.cluster.remove_volume(name)
+            self.rows.tables.remove_volume(name)
         self.world.volumes, self.world.claims, self.world.classes = fresh.volumes, fresh.claims, fresh.classes
         self.rows.take_in(World(volumes=fresh.volumes, claims=fresh.claims, classes=fresh.classes))
 
 
-@settings(max_examples=120)
+@settings(max_examples=times(120))
 @given(seed=st.integers(0, 2**32))
 def test_the_filters_agree_with_plain_loops(seed: int) -> None:
     dice = Dice(seed)
@@ -153,7 +154,7 @@ def test_the_filters_agree_with_plain_loops(seed: int) -> None:
         compare(world, rows, dice.pod(claims=claim_names(world)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=times(60))
 @given(seed=st.integers(0, 2**32))
 def test_kept_by_change_is_as_built_anew(seed: int) -> None:
     """The same waiting pods, again and again, while the cluster changes under them."""
@@ -163,25 +164,25 @@ def test_kept_by_change_is_as_built_anew(seed: int) -> None:
     change = Change(dice, world, rows)
     waiting = [dice.pod(claims=claim_names(world), wishes=1.5) for _ in range(6)]
     for _ in range(STEPS):
-        before = rows.cluster.version
+        before = rows.tables.version
         allowed = [rows.verdict(pod).allowed.copy() for pod in waiting]
         change.happen()
         for pod, was in zip(waiting, allowed, strict=True):
             compare(world, rows, pod)
-            if rows.cluster.version == before:
+            if rows.tables.version == before:
                 assert (rows.verdict(pod).allowed == was).all(), "the version hides a change"
     anew = Rows(world)
     for pod in waiting:
         one, other = rows.verdict(pod), anew.verdict(pod)
         assert rows.names(one.allowed) == anew.names(other.allowed)
         told = [
-            {(r.filter, r.reason, r.resolvable): side.names(r.rows) for r in verdict.refusals}
+            {(r.filter, r.reason, r.resolvable): side.names(r.rows) for r in verdict.rejections}
             for side, verdict in ((rows, one), (anew, other))
         ]
         assert told[0] == told[1]
 
 
-@settings(max_examples=60)
+@settings(max_examples=times(60))
 @given(seed=st.integers(0, 2**32))
 def test_fits_without_is_a_verdict_on_the_cluster_without(seed: int) -> None:
     dice = Dice(seed)
@@ -198,20 +199,20 @@ def test_fits_without_is_a_verdict_on_the_cluster_without(seed: int) -> None:
             assert rows.feasibility.fits_without(pod_of(pod), rows.rows[name], gone) == expected, (pod, gone)
 
 
-@settings(max_examples=30)
+@settings(max_examples=times(30))
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_telling_everything_twice_changes_nothing(seed: int, data: Any) -> None:
     dice = Dice(seed)
     world = made_up_world(dice, nodes=4, pods=15)
     rows = Rows(world)
     pod = dice.pod(claims=claim_names(world))
-    verdict, version = rows.verdict(pod), rows.cluster.version
+    verdict, version = rows.verdict(pod), rows.tables.version
     rows.take_in(world)
-    assert rows.cluster.version == version
+    assert rows.tables.version == version
     assert rows.verdict(pod) is verdict
     for uid in list(world.pods):
-        rows.cluster.remove_pod(uid)
-        rows.cluster.remove_pod(uid)
+        rows.tables.remove_pod(uid)
+        rows.tables.remove_pod(uid)
     compare(
         World(
             nodes=world.nodes,

@@ -12,16 +12,16 @@ from shoal.kube.errors import ConflictError
 from shoal.kube.objects.storage import PersistentVolumeClaim
 from shoal.kube.resources import CLAIMS, NODES, PODS, STORAGE_CLASSES, VOLUMES
 from shoal.model.contract import kubernetes
-from shoal.scheduler.feasibility.cluster import Cluster
 from shoal.scheduler.feasibility.feasibility import Feasibility
+from shoal.scheduler.feasibility.tables import ClusterTables
 from tests.scheduler.feasibility.made_up import HOST, claim, storage_classes, volume
 from tests.scheduler.feasibility.world import Manifest
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.fake_nodes import FakeNodes
 
 
-async def read(client: Client) -> tuple[Cluster, list[str]]:
-    cluster = Cluster()
+async def read(client: Client) -> tuple[ClusterTables, list[str]]:
+    cluster = ClusterTables()
     nodes = (await client.list(NODES)).items
     for row, node in enumerate(nodes):
         cluster.set_node(row, node)

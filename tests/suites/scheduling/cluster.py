@@ -11,7 +11,7 @@ from tests.suites.scheduling.shorthand import Object
 from tests.testbed.cluster import Api
 
 #: Seconds to wait for what must come. Generous: it only ends what would hang.
-PATIENCE = 120.0
+PATIENCE = 300.0
 PAUSE = 0.05
 #: Where objects of a kind lie.
 COLLECTIONS = {

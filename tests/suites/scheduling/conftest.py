@@ -1,5 +1,6 @@
-"""The way a scenario runs: each of the three, set up once for the run."""
+"""The way a scenario runs: each of the three, set up once for all scenarios."""
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +12,14 @@ from tests.testbed.control_plane import ControlPlane
 from tests.testbed.processes import Run
 
 
-@pytest.fixture(scope="session")
-def _plane(testbed_run: Run) -> ControlPlane:
+@pytest.fixture(scope="package")
+def _plane(testbed_run: Run) -> Iterator[ControlPlane]:
     """A control plane of these tests' own: their schedulers would take the pods of all others."""
-    plane = ControlPlane(testbed_run, "scheduling")
-    ways.kubelets(testbed_run, plane.api)
-    return plane
+    plane = ControlPlane(testbed_run, f"scheduling-{uuid.uuid4().hex[:6]}")
+    kubelets = ways.kubelets(testbed_run, plane.api)
+    yield plane
+    kubelets.kill()
+    plane.stop()
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +29,7 @@ def _embedded_way(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
         yield way
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def way(request: pytest.FixtureRequest) -> Iterator[Way]:
     """A cluster with a scheduler. Real ones share a control plane, one after the other."""
     if request.param == EMBEDDED:

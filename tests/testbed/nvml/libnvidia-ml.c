@@ -16,7 +16,10 @@
  *
  * Other lines are ignored. The environment's NVML_PAUSE is how many milliseconds pass between looks for events, 5 by
  * default. What the library is told to do it adds to `nvml.told`: `compute_mode CARD MODE`,
- * `memory_limit CARD SOFT HARD PATH`. Layouts are those of NVML's public header; tests compare their sizes.
+ * `memory_limit CARD SOFT HARD PATH`.
+ *
+ * It is compiled against NVIDIA's nvml.h, which has the layouts, versions and numbers. All other calls of that header are
+ * there too and answer FUNCTION_NOT_FOUND (`shim.py` writes them): programs of others find every name they look up.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,24 +30,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { OK, UNINITIALIZED, INVALID, UNSUPPORTED, FORBIDDEN, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10, LOST = 15 };
+#define NVML_NO_UNVERSIONED_FUNC_DEFS /* the older names of calls too */
+#include <nvml.h>
+
 enum { CARDS = 64, NUMBERS = 64, PROCESSES = 128, LINKS = 36, PARTS = 8, CGROUPS = 64, EVENTS = 1024, ERRORS = 32 };
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-struct memory { u64 total, free, used; };
-struct memory_v2 { u32 version; u64 total, reserved, free, used; };
-struct pci { char legacy[16]; u32 domain, bus, device, id, subsystem; char bus_id[32]; };
-struct utilisation { u32 gpu, memory; };
-struct process { u32 pid; u64 memory; u32 instance, compute_instance; };
-struct process_load { u32 pid; u64 timestamp; u32 sm, memory, encoder, decoder; };
-struct event_data { void *device; u64 type, data; u32 instance, compute_instance; };
-struct attributes { u32 processors, copy, decoders, encoders, jpeg, ofa, slices, compute_slices; u64 megabytes; };
-struct field { u32 id, scope; long long timestamp, latency; int type, result; union { u64 number; u32 small; } value; };
-struct limits { const char *path; u64 soft, hard, used; };
-
 struct number { char key[32]; u64 value; };
-struct error { char function[64]; int code; };
+struct error { char function[64]; nvmlReturn_t code; };
 struct running { u32 pid; u64 memory; u32 load, mps; };
 struct link { u32 type, domain, bus, device; };
 struct part { u32 slices; u64 megabytes; char uuid[96], name[96]; };
@@ -65,7 +59,7 @@ static struct {
     struct { u32 card; u64 type, data; } events[EVENTS]; int event_count;
     struct error errors[ERRORS]; int error_count;
 } state;
-struct event_set { int seen; u64 types[CARDS]; };
+struct nvmlEventSet_st { int seen; u64 types[CARDS]; };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct stat read_at;
@@ -79,7 +73,7 @@ static void beside(const char *name, char *path, size_t size) {
 
 static void add_error(struct error *errors, int *count, const char *text) {
     struct error found;
-    if (*count < ERRORS && sscanf(text, "%63s %d", found.function, &found.code) == 2) errors[(*count)++] = found;
+    if (*count < ERRORS && sscanf(text, "%63s %u", found.function, &found.code) == 2) errors[(*count)++] = found;
 }
 
 static void read_card_line(struct card *card, const char *word, const char *rest) {
@@ -143,166 +137,166 @@ static void refresh(void) {
     fclose(file);
 }
 
-static int failing(const struct error *errors, int count, const char *function) {
+static nvmlReturn_t failing(const struct error *errors, int count, const char *function) {
     for (int i = 0; i < count; i++) if (!strcmp(errors[i].function, function)) return errors[i].code;
-    return OK;
+    return NVML_SUCCESS;
 }
 
-static int number(const struct card *card, const char *key, u64 *value) {
+static nvmlReturn_t number(const struct card *card, const char *key, u64 *value) {
     for (int i = 0; i < card->number_count; i++)
-        if (!strcmp(card->numbers[i].key, key)) { *value = card->numbers[i].value; return OK; }
-    return UNSUPPORTED;
+        if (!strcmp(card->numbers[i].key, key)) { *value = card->numbers[i].value; return NVML_SUCCESS; }
+    return NVML_ERROR_NOT_SUPPORTED;
 }
 
-static void *handle_of(int card, int part) { return (void *)(size_t)(0x10000 + card * 0x100 + part); }
+static nvmlDevice_t handle_of(int card, int part) { return (nvmlDevice_t)(size_t)(0x10000 + card * 0x100 + part); }
 
 /* The card of a handle; a MIG partition's handle is its card's and the partition's place, from 1. */
-static int card_of(void *device, const char *function, struct card **card, struct part **part) {
+static nvmlReturn_t card_of(nvmlDevice_t device, const char *function, struct card **card, struct part **part) {
     size_t number_ = (size_t)device - 0x10000, index = number_ >> 8, place = number_ & 0xff;
     u64 lost = 0;
-    if (index >= (size_t)state.card_count) return INVALID;
+    if (index >= (size_t)state.card_count) return NVML_ERROR_INVALID_ARGUMENT;
     *card = &state.cards[index];
-    if (place > (size_t)(*card)->part_count || (place && !part)) return INVALID;
+    if (place > (size_t)(*card)->part_count || (place && !part)) return NVML_ERROR_INVALID_ARGUMENT;
     if (part) *part = place ? &(*card)->parts[place - 1] : NULL;
-    if (number(*card, "lost", &lost) == OK && lost) return LOST;
+    if (number(*card, "lost", &lost) == NVML_SUCCESS && lost) return NVML_ERROR_GPU_IS_LOST;
     return failing((*card)->errors, (*card)->error_count, function);
 }
 
-static int enter(const char *function) {
+static nvmlReturn_t enter(const char *function) {
     pthread_mutex_lock(&lock);
     refresh();
-    return initialised ? failing(state.errors, state.error_count, function) : UNINITIALIZED;
+    return initialised ? failing(state.errors, state.error_count, function) : NVML_ERROR_UNINITIALIZED;
 }
 
-static int leave(int result) { pthread_mutex_unlock(&lock); return result; }
+static nvmlReturn_t leave(nvmlReturn_t result) { pthread_mutex_unlock(&lock); return result; }
 
 #define WITH_CARD(device, part) \
     struct card *card = NULL; \
-    int failed = enter(__func__); \
+    nvmlReturn_t failed = enter(__func__); \
     if (!failed) failed = card_of(device, __func__, &card, part); \
     if (failed) return leave(failed)
 
-static int text(const char *value, char *buffer, u32 size) {
-    if (strlen(value) + 1 > size) return TOO_SMALL;
+static nvmlReturn_t text(const char *value, char *buffer, u32 size) {
+    if (strlen(value) + 1 > size) return NVML_ERROR_INSUFFICIENT_SIZE;
     strcpy(buffer, value);
-    return OK;
+    return NVML_SUCCESS;
 }
 
 /* Appends to what the library was told; finds the last thing told that begins like this. */
-static int tell(const char *line) {
+static nvmlReturn_t tell(const char *line) {
     char path[4096];
     beside("nvml.told", path, sizeof path);
     FILE *file = fopen(path, "a");
-    if (!file) return FORBIDDEN;
+    if (!file) return NVML_ERROR_NO_PERMISSION;
     fputs(line, file);
     fclose(file);
-    return OK;
+    return NVML_SUCCESS;
 }
 
 static int index_of(const struct card *card) { return (int)(card - state.cards); }
 
-int nvmlInitWithFlags(u32 flags) {
+nvmlReturn_t nvmlInitWithFlags(u32 flags) {
     (void)flags;
     pthread_mutex_lock(&lock);
     refresh();
-    int failed = failing(state.errors, state.error_count, __func__);
+    nvmlReturn_t failed = failing(state.errors, state.error_count, __func__);
     if (!failed) initialised++;
     return leave(failed);
 }
-int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
-int nvmlShutdown(void) {
-    int failed = enter(__func__);
+nvmlReturn_t nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+nvmlReturn_t nvmlShutdown(void) {
+    nvmlReturn_t failed = enter(__func__);
     if (initialised) initialised--;
     return leave(failed);
 }
-const char *nvmlErrorString(int code) { (void)code; return "an error of the stand-in"; }
+const char *nvmlErrorString(nvmlReturn_t code) { (void)code; return "an error of the stand-in"; }
 
-int nvmlSystemGetDriverVersion(char *buffer, u32 size) {
-    int failed = enter(__func__);
+nvmlReturn_t nvmlSystemGetDriverVersion(char *buffer, u32 size) {
+    nvmlReturn_t failed = enter(__func__);
     return leave(failed ? failed : text(state.driver, buffer, size));
 }
-int nvmlSystemGetCudaDriverVersion_v2(int *version) {
-    int failed = enter(__func__);
+nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    nvmlReturn_t failed = enter(__func__);
     *version = state.cuda;
     return leave(failed);
 }
-int nvmlDeviceGetCount_v2(u32 *count) {
-    int failed = enter(__func__);
+nvmlReturn_t nvmlDeviceGetCount_v2(u32 *count) {
+    nvmlReturn_t failed = enter(__func__);
     *count = state.card_count;
     return leave(failed);
 }
-int nvmlDeviceGetHandleByIndex_v2(u32 index, void **device) {
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(u32 index, nvmlDevice_t *device) {
     WITH_CARD(handle_of(index < CARDS ? (int)index : CARDS, 0), NULL);
     *device = handle_of(index, 0);
-    return leave(OK);
+    return leave(NVML_SUCCESS);
 }
-int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
-    int failed = enter(__func__);
+nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
+    nvmlReturn_t failed = enter(__func__);
     for (int i = 0; !failed && i < state.card_count; i++)
         if (!strcmp(state.cards[i].uuid, uuid)) {
             struct card *card;
             *device = handle_of(i, 0);
             return leave(card_of(*device, __func__, &card, NULL));
         }
-    return leave(failed ? failed : NOT_FOUND);
+    return leave(failed ? failed : NVML_ERROR_NOT_FOUND);
 }
 
-int nvmlDeviceGetUUID(void *device, char *buffer, u32 size) {
+nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *buffer, u32 size) {
     struct part *part;
     WITH_CARD(device, &part);
     return leave(text(part ? part->uuid : card->uuid, buffer, size));
 }
-int nvmlDeviceGetName(void *device, char *buffer, u32 size) {
+nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *buffer, u32 size) {
     struct part *part;
     WITH_CARD(device, &part);
     return leave(text(part ? part->name : card->name, buffer, size));
 }
-int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory) {
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
     u64 reserved = 0;
     WITH_CARD(device, NULL);
     failed = number(card, "memory", &memory->total) || number(card, "used", &memory->used);
     number(card, "reserved", &reserved);
     memory->used += reserved; /* the older call does not tell them apart */
     memory->free = memory->total - memory->used;
-    return leave(failed ? UNSUPPORTED : OK);
+    return leave(failed ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS);
 }
-int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory) {
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory) {
     WITH_CARD(device, NULL);
     failed = number(card, "memory", &memory->total) || number(card, "used", &memory->used)
         || number(card, "reserved", &memory->reserved);
     memory->free = memory->total - memory->used - memory->reserved;
-    return leave(failed ? UNSUPPORTED : memory->version != 0x02000028 ? 25 : OK);
+    return leave(failed ? NVML_ERROR_NOT_SUPPORTED : memory->version != nvmlMemory_v2 ? NVML_ERROR_ARGUMENT_VERSION_MISMATCH : NVML_SUCCESS);
 }
-int nvmlDeviceGetPciInfo_v3(void *device, struct pci *pci) {
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci) {
     u64 domain, bus, place;
     WITH_CARD(device, NULL);
     if (number(card, "domain", &domain) || number(card, "bus", &bus) || number(card, "device", &place))
-        return leave(UNSUPPORTED);
+        return leave(NVML_ERROR_NOT_SUPPORTED);
     memset(pci, 0, sizeof *pci);
     pci->domain = domain, pci->bus = bus, pci->device = place;
-    snprintf(pci->bus_id, sizeof pci->bus_id, "%08X:%02X:%02X.0", pci->domain, pci->bus, pci->device);
-    return leave(OK);
+    snprintf(pci->busId, sizeof pci->busId, "%08X:%02X:%02X.0", pci->domain, pci->bus, pci->device);
+    return leave(NVML_SUCCESS);
 }
-int nvmlDeviceGetMemoryAffinity(void *device, u32 size, unsigned long *nodes, u32 scope) {
+nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, u32 size, unsigned long *nodes, nvmlAffinityScope_t scope) {
     u64 node;
     (void)scope;
     WITH_CARD(device, NULL);
-    if (number(card, "numa", &node)) return leave(UNSUPPORTED);
-    if (node / 64 >= size) return leave(TOO_SMALL);
+    if (number(card, "numa", &node)) return leave(NVML_ERROR_NOT_SUPPORTED);
+    if (node / 64 >= size) return leave(NVML_ERROR_INSUFFICIENT_SIZE);
     memset(nodes, 0, size * sizeof *nodes);
     nodes[node / 64] = 1UL << node % 64;
-    return leave(OK);
+    return leave(NVML_SUCCESS);
 }
-int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
+nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor) {
     u64 high, low;
     WITH_CARD(device, NULL);
-    if (number(card, "cc_major", &high) || number(card, "cc_minor", &low)) return leave(UNSUPPORTED);
+    if (number(card, "cc_major", &high) || number(card, "cc_minor", &low)) return leave(NVML_ERROR_NOT_SUPPORTED);
     *major = high, *minor = low;
-    return leave(OK);
+    return leave(NVML_SUCCESS);
 }
 
 #define READING(function, key) \
-    int function(void *device, u32 *value) { \
+    nvmlReturn_t function(nvmlDevice_t device, u32 *value) { \
         u64 found = 0; \
         WITH_CARD(device, NULL); \
         failed = number(card, key, &found); \
@@ -317,24 +311,24 @@ READING(nvmlDeviceGetPowerUsage, "power")
 READING(nvmlDeviceGetFanSpeed, "fan")
 READING(nvmlDeviceGetPcieReplayCounter, "replays")
 
-#define CHOSEN(function, ...) \
-    int function(void *device, u32 choice, u32 *value) { \
+#define CHOSEN(function, type, ...) \
+    nvmlReturn_t function(nvmlDevice_t device, type choice, u32 *value) { \
         static const char *keys[] = {__VA_ARGS__}; \
         u64 found = 0; \
         WITH_CARD(device, NULL); \
-        if (choice >= sizeof keys / sizeof *keys) return leave(INVALID); \
+        if (choice >= sizeof keys / sizeof *keys) return leave(NVML_ERROR_INVALID_ARGUMENT); \
         failed = number(card, keys[choice], &found); \
         *value = found; \
         return leave(failed); \
     }
-CHOSEN(nvmlDeviceGetTemperature, "temperature")
-CHOSEN(nvmlDeviceGetTemperatureThreshold, "shutdown", "slowdown", "memory_max", "gpu_max")
-CHOSEN(nvmlDeviceGetClockInfo, "graphics_clock", "sm_clock", "memory_clock")
-CHOSEN(nvmlDeviceGetMaxClockInfo, "graphics_max", "sm_max", "memory_clock_max")
-CHOSEN(nvmlDeviceGetPcieThroughput, "pcie_sent", "pcie_received")
+CHOSEN(nvmlDeviceGetTemperature, nvmlTemperatureSensors_t, "temperature")
+CHOSEN(nvmlDeviceGetTemperatureThreshold, nvmlTemperatureThresholds_t, "shutdown", "slowdown", "memory_max", "gpu_max")
+CHOSEN(nvmlDeviceGetClockInfo, nvmlClockType_t, "graphics_clock", "sm_clock", "memory_clock")
+CHOSEN(nvmlDeviceGetMaxClockInfo, nvmlClockType_t, "graphics_max", "sm_max", "memory_clock_max")
+CHOSEN(nvmlDeviceGetPcieThroughput, nvmlPcieUtilCounter_t, "pcie_sent", "pcie_received")
 
-#define PAIR(function, first, second) \
-    int function(void *device, u32 *one, u32 *two) { \
+#define PAIR(function, type, second_type, first, second) \
+    nvmlReturn_t function(nvmlDevice_t device, type *one, second_type *two) { \
         u64 a = 0, b = 0; \
         WITH_CARD(device, NULL); \
         failed = number(card, first, &a); \
@@ -342,125 +336,126 @@ CHOSEN(nvmlDeviceGetPcieThroughput, "pcie_sent", "pcie_received")
         *one = a, *two = b; \
         return leave(failed); \
     }
-PAIR(nvmlDeviceGetEccMode, "ecc", "ecc")
-PAIR(nvmlDeviceGetMigMode, "mig_mode", "mig_mode")
-PAIR(nvmlDeviceGetEncoderUtilization, "encoder", "period")
-PAIR(nvmlDeviceGetDecoderUtilization, "decoder", "period")
+PAIR(nvmlDeviceGetEccMode, nvmlEnableState_t, nvmlEnableState_t, "ecc", "ecc")
+PAIR(nvmlDeviceGetMigMode, u32, u32, "mig_mode", "mig_mode")
+PAIR(nvmlDeviceGetEncoderUtilization, u32, u32, "encoder", "period")
+PAIR(nvmlDeviceGetDecoderUtilization, u32, u32, "decoder", "period")
 
-int nvmlDeviceGetUtilizationRates(void *device, struct utilisation *rates) {
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates) {
     u64 gpu = 0, memory = 0;
     WITH_CARD(device, NULL);
     failed = number(card, "load", &gpu) || number(card, "memory_load", &memory);
     rates->gpu = gpu, rates->memory = memory;
-    return leave(failed ? UNSUPPORTED : OK);
+    return leave(failed ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS);
 }
-int nvmlDeviceGetTotalEnergyConsumption(void *device, u64 *energy) {
+nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, u64 *energy) {
     WITH_CARD(device, NULL);
     return leave(number(card, "energy", energy));
 }
-int nvmlDeviceGetTotalEccErrors(void *device, u32 type, u32 counter, u64 *count) {
+nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t type, nvmlEccCounterType_t counter, u64 *count) {
     (void)counter;
     WITH_CARD(device, NULL);
-    return leave(number(card, type ? "ecc_uncorrected" : "ecc_corrected", count));
+    return leave(number(card, type == NVML_MEMORY_ERROR_TYPE_UNCORRECTED ? "ecc_uncorrected" : "ecc_corrected", count));
 }
 
-int nvmlDeviceGetRemappedRows(void *device, u32 *corrected, u32 *uncorrected, u32 *pending_, u32 *failed_) {
+nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, u32 *corrected, u32 *uncorrected, u32 *pending_, u32 *failed_) {
     WITH_CARD(device, NULL);
     *corrected = card->remapped[0], *uncorrected = card->remapped[1];
     *pending_ = card->remapped[2], *failed_ = card->remapped[3];
-    return leave(card->remaps ? OK : UNSUPPORTED);
+    return leave(card->remaps ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED);
 }
-int nvmlDeviceGetFieldValues(void *device, int count, struct field *fields) {
+nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *fields) {
     WITH_CARD(device, NULL);
     for (int i = 0; i < count; i++) {
         u64 found = 0;
-        fields[i].result = fields[i].id == 82 ? number(card, "memory_temperature", &found) : UNSUPPORTED;
-        fields[i].type = 1;
-        fields[i].value.small = found;
+        int known = fields[i].fieldId == NVML_FI_DEV_MEMORY_TEMP;
+        fields[i].nvmlReturn = known ? number(card, "memory_temperature", &found) : NVML_ERROR_NOT_SUPPORTED;
+        fields[i].valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
+        fields[i].value.uiVal = found;
     }
-    return leave(OK);
+    return leave(NVML_SUCCESS);
 }
 
-int nvmlDeviceGetMaxMigDeviceCount(void *device, u32 *count) {
+nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, u32 *count) {
     u64 mode = 0;
     WITH_CARD(device, NULL);
     *count = number(card, "mig_mode", &mode) ? 0 : 7;
-    return leave(OK);
+    return leave(NVML_SUCCESS);
 }
-int nvmlDeviceGetMigDeviceHandleByIndex(void *device, u32 index, void **part) {
+nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, u32 index, nvmlDevice_t *part) {
     WITH_CARD(device, NULL);
-    if (index >= (u32)card->part_count) return leave(NOT_FOUND);
+    if (index >= (u32)card->part_count) return leave(NVML_ERROR_NOT_FOUND);
     *part = handle_of(index_of(card), (int)index + 1);
-    return leave(OK);
+    return leave(NVML_SUCCESS);
 }
-int nvmlDeviceGetAttributes_v2(void *device, struct attributes *attributes) {
+nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes) {
     struct part *part;
     WITH_CARD(device, &part);
-    if (!part) return leave(UNSUPPORTED);
+    if (!part) return leave(NVML_ERROR_NOT_SUPPORTED);
     memset(attributes, 0, sizeof *attributes);
-    attributes->slices = attributes->compute_slices = part->slices;
-    attributes->megabytes = part->megabytes;
-    return leave(OK);
+    attributes->gpuInstanceSliceCount = attributes->computeInstanceSliceCount = part->slices;
+    attributes->memorySizeMB = part->megabytes;
+    return leave(NVML_SUCCESS);
 }
 
-int nvmlDeviceGetNvLinkState(void *device, u32 link, u32 *active) {
+nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, u32 link, nvmlEnableState_t *active) {
     WITH_CARD(device, NULL);
-    if (link >= (u32)card->link_count) return leave(card->link_count ? INVALID : UNSUPPORTED);
+    if (link >= (u32)card->link_count) return leave(card->link_count ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_SUPPORTED);
     *active = card->links[link].type != 255;
-    return leave(OK);
+    return leave(NVML_SUCCESS);
 }
-int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, u32 link, u32 *type) {
+nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, u32 link, nvmlIntNvLinkDeviceType_t *type) {
     WITH_CARD(device, NULL);
-    if (link >= (u32)card->link_count) return leave(INVALID);
+    if (link >= (u32)card->link_count) return leave(NVML_ERROR_INVALID_ARGUMENT);
     *type = card->links[link].type;
-    return leave(OK);
+    return leave(NVML_SUCCESS);
 }
-int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, u32 link, struct pci *pci) {
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, u32 link, nvmlPciInfo_t *pci) {
     WITH_CARD(device, NULL);
-    if (link >= (u32)card->link_count) return leave(INVALID);
+    if (link >= (u32)card->link_count) return leave(NVML_ERROR_INVALID_ARGUMENT);
     memset(pci, 0, sizeof *pci);
     pci->domain = card->links[link].domain, pci->bus = card->links[link].bus, pci->device = card->links[link].device;
-    return leave(OK);
+    return leave(NVML_SUCCESS);
 }
 
-static int list(struct card *card, u32 mps, u32 *size, struct process *processes) {
+static nvmlReturn_t list(struct card *card, u32 mps, u32 *size, nvmlProcessInfo_v2_t *processes) {
     u32 count = 0, room = *size;
     for (int i = 0; i < card->running_count; i++) {
         struct running *running = &card->running[i];
         if (running->mps != mps) continue;
-        if (processes && count < room) processes[count] = (struct process){running->pid, running->memory, ~0u, ~0u};
+        if (processes && count < room) processes[count] = (nvmlProcessInfo_v2_t){running->pid, running->memory, ~0u, ~0u};
         count++;
     }
     *size = count;
-    return count > room ? TOO_SMALL : OK;
+    return count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
-int nvmlDeviceGetComputeRunningProcesses_v3(void *device, u32 *size, struct process *processes) {
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, u32 *size, nvmlProcessInfo_v2_t *processes) {
     WITH_CARD(device, NULL);
     return leave(list(card, 0, size, processes));
 }
-int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, u32 *size, struct process *processes) {
+nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, u32 *size, nvmlProcessInfo_v2_t *processes) {
     WITH_CARD(device, NULL);
     return leave(list(card, 1, size, processes));
 }
 /* As drivers before R510 have it. */
-int nvmlDeviceGetComputeRunningProcesses_v2(void *device, u32 *size, struct process *processes) {
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, u32 *size, nvmlProcessInfo_v2_t *processes) {
     WITH_CARD(device, NULL);
     return leave(list(card, 0, size, processes));
 }
-int nvmlDeviceGetMPSComputeRunningProcesses_v2(void *device, u32 *size, struct process *processes) {
+nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t device, u32 *size, nvmlProcessInfo_v2_t *processes) {
     WITH_CARD(device, NULL);
     return leave(list(card, 1, size, processes));
 }
-int nvmlDeviceGetProcessUtilization(void *device, struct process_load *loads, u32 *size, u64 since) {
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *loads, u32 *size, u64 since) {
     (void)since;
     WITH_CARD(device, NULL);
     u32 room = *size;
     *size = card->running_count;
-    if (!card->running_count) return leave(NOT_FOUND);
-    if (!loads || room < *size) return leave(TOO_SMALL);
+    if (!card->running_count) return leave(NVML_ERROR_NOT_FOUND);
+    if (!loads || room < *size) return leave(NVML_ERROR_INSUFFICIENT_SIZE);
     for (u32 i = 0; i < *size; i++)
-        loads[i] = (struct process_load){card->running[i].pid, 1000 + i, card->running[i].load, 0, 0, 0};
-    return leave(OK);
+        loads[i] = (nvmlProcessUtilizationSample_t){card->running[i].pid, 1000 + i, card->running[i].load, 0, 0, 0};
+    return leave(NVML_SUCCESS);
 }
 
 static u32 told_mode(int index) {
@@ -473,95 +468,95 @@ static u32 told_mode(int index) {
     if (file) fclose(file);
     return last;
 }
-int nvmlDeviceGetComputeMode(void *device, u32 *mode) {
+nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mode) {
     WITH_CARD(device, NULL);
     *mode = told_mode(index_of(card));
-    return leave(OK);
+    return leave(NVML_SUCCESS);
 }
-int nvmlDeviceSetComputeMode(void *device, u32 mode) {
+nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlComputeMode_t mode) {
     char line[64];
     WITH_CARD(device, NULL);
-    if (mode > 3) return leave(INVALID);
+    if (mode >= NVML_COMPUTEMODE_COUNT) return leave(NVML_ERROR_INVALID_ARGUMENT);
     snprintf(line, sizeof line, "compute_mode %d %u\n", index_of(card), mode);
     return leave(tell(line));
 }
 
-static int limitable(struct card *card, const char *path) {
+static nvmlReturn_t limitable(struct card *card, const char *path) {
     struct stat found;
     u64 mig = 0;
-    if (state.cuda < 13040 || (number(card, "mig_mode", &mig) == OK && mig)) return UNSUPPORTED;
-    return stat(path, &found) == 0 && S_ISDIR(found.st_mode) ? OK : NOT_FOUND;
+    if (state.cuda < 13040 || (number(card, "mig_mode", &mig) == NVML_SUCCESS && mig)) return NVML_ERROR_NOT_SUPPORTED;
+    return stat(path, &found) == 0 && S_ISDIR(found.st_mode) ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
-int nvmlDeviceSetMemoryLimits_v1(void *device, struct limits *limits) {
+nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, nvmlSetMemoryLimits_v1_t *limits) {
     char line[1024];
     WITH_CARD(device, NULL);
-    failed = limitable(card, limits->path);
+    failed = limitable(card, limits->nameSpace);
     if (failed) return leave(failed);
-    snprintf(line, sizeof line, "memory_limit %d %llu %llu %s\n", index_of(card), limits->soft, limits->hard, limits->path);
+    snprintf(line, sizeof line, "memory_limit %d %llu %llu %s\n", index_of(card), limits->softLimit, limits->hardLimit, limits->nameSpace);
     return leave(tell(line));
 }
-int nvmlDeviceGetMemoryLimits_v1(void *device, struct limits *limits) {
+nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimits_v1_t *limits) {
     char path[4096], line[1024], cgroup[512];
     int index; u64 soft, hard;
     WITH_CARD(device, NULL);
-    failed = limitable(card, limits->path);
+    failed = limitable(card, limits->nameSpace);
     if (failed) return leave(failed);
-    limits->soft = 0, limits->hard = ~0ull, limits->used = 0;
+    limits->softLimit = 0, limits->hardLimit = NVML_DEVICE_MEMORY_LIMIT_MAX, limits->currentUsed = 0;
     beside("nvml.told", path, sizeof path);
     FILE *file = fopen(path, "r");
     while (file && fgets(line, sizeof line, file))
         if (sscanf(line, "memory_limit %d %llu %llu %511[^\n]", &index, &soft, &hard, cgroup) == 4
-            && index == index_of(card) && !strcmp(cgroup, limits->path)) limits->soft = soft, limits->hard = hard;
+            && index == index_of(card) && !strcmp(cgroup, limits->nameSpace)) limits->softLimit = soft, limits->hardLimit = hard;
     if (file) fclose(file);
     for (int i = 0; i < card->cgroup_count; i++)
-        if (!strcmp(card->cgroups[i].path, limits->path)) limits->used = card->cgroups[i].used;
-    return leave(OK);
+        if (!strcmp(card->cgroups[i].path, limits->nameSpace)) limits->currentUsed = card->cgroups[i].used;
+    return leave(NVML_SUCCESS);
 }
 
-int nvmlEventSetCreate(struct event_set **set) {
-    int failed = enter(__func__);
-    if (!failed && !(*set = calloc(1, sizeof **set))) failed = 20;
+nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set) {
+    nvmlReturn_t failed = enter(__func__);
+    if (!failed && !(*set = calloc(1, sizeof **set))) failed = NVML_ERROR_MEMORY;
     if (!failed) (*set)->seen = state.event_count;
     return leave(failed);
 }
-int nvmlDeviceGetSupportedEventTypes(void *device, u64 *types) {
+nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, u64 *types) {
     WITH_CARD(device, NULL);
-    if (number(card, "event_types", types)) *types = 0x1 | 0x2 | 0x8;
-    return leave(OK);
+    if (number(card, "event_types", types)) *types = nvmlEventTypeSingleBitEccError | nvmlEventTypeDoubleBitEccError | nvmlEventTypeXidCriticalError;
+    return leave(NVML_SUCCESS);
 }
-int nvmlDeviceRegisterEvents(void *device, u64 types, struct event_set *set) {
+nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, u64 types, nvmlEventSet_t set) {
     WITH_CARD(device, NULL);
     set->types[index_of(card)] |= types;
-    return leave(OK);
+    return leave(NVML_SUCCESS);
 }
-int nvmlEventSetFree(struct event_set *set) {
-    int failed = enter(__func__);
+nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set) {
+    nvmlReturn_t failed = enter(__func__);
     if (!failed) free(set);
     return leave(failed);
 }
 
-/* What a wait finds at once: a lost card, the next event, or nothing (TIMEOUT). */
-static int pending(struct event_set *set, struct event_data *data) {
+/* What a wait finds at once: a lost card, the next event, or nothing (NVML_ERROR_TIMEOUT). */
+static nvmlReturn_t pending(nvmlEventSet_t set, nvmlEventData_t *data) {
     u64 lost = 0;
     for (int i = 0; i < state.card_count; i++)
-        if (set->types[i] && number(&state.cards[i], "lost", &lost) == OK && lost) return LOST;
+        if (set->types[i] && number(&state.cards[i], "lost", &lost) == NVML_SUCCESS && lost) return NVML_ERROR_GPU_IS_LOST;
     while (set->seen < state.event_count) {
         int n = set->seen++;
         u32 card = state.events[n].card;
         if (card >= (u32)state.card_count || !(set->types[card] & state.events[n].type)) continue;
-        *data = (struct event_data){handle_of(card, 0), state.events[n].type, state.events[n].data, ~0u, ~0u};
-        return OK;
+        *data = (nvmlEventData_t){handle_of(card, 0), state.events[n].type, state.events[n].data, ~0u, ~0u};
+        return NVML_SUCCESS;
     }
-    return TIMEOUT;
+    return NVML_ERROR_TIMEOUT;
 }
-int nvmlEventSetWait_v2(struct event_set *set, struct event_data *data, u32 milliseconds) {
+nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, u32 milliseconds) {
     const char *given = getenv("NVML_PAUSE");
     u32 pause = given ? strtoul(given, NULL, 10) : 5;
     for (u32 passed = 0;; passed += pause) {
-        int found = enter(__func__);
+        nvmlReturn_t found = enter(__func__);
         if (!found) found = pending(set, data);
         leave(found);
-        if (found != TIMEOUT || passed >= milliseconds) return found;
+        if (found != NVML_ERROR_TIMEOUT || passed >= milliseconds) return found;
         usleep(1000 * pause);
     }
 }

@@ -1,8 +1,10 @@
-"""The stand-in for NVIDIA's driver library: built with gcc, and told its cards by a file beside it.
+"""The stand-in for NVIDIA's driver library: built with gcc against NVIDIA's header, told its cards by a file beside it.
 
 `describe` writes that file from simulated cards, so both backends of `shoal.gpu` can be shown the same machine.
 """
 
+import importlib.metadata
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -17,17 +19,43 @@ STATE = "nvml.txt"
 TOLD = "nvml.told"
 EVENT_TYPES = {"ecc-corrected": 0x1, "ecc-uncorrected": 0x2, "xid": 0x8}
 _SWITCH = 2
+_NO_FUNCTION = 13
+_WEAK = "__attribute__((weak))"
+
+
+def header() -> Path:
+    """NVIDIA's nvml.h, from the package nvidia-nvml-dev. FileNotFoundError without it."""
+    try:
+        files = importlib.metadata.files("nvidia-nvml-dev") or []
+    except importlib.metadata.PackageNotFoundError as error:
+        raise FileNotFoundError("nvml.h") from error
+    return next(Path(str(file.locate())) for file in files if file.name == "nvml.h")
+
+
+def declared() -> set[str]:
+    """All functions that the header declares, those of older versions too."""
+    return set(re.findall(r"\bDECLDIR\s+(?:char\s*\*\s*)?(nvml\w+)\s*\(", header().read_text()))
 
 
 def build(directory: Path) -> Path:
-    """Compile the library into a folder. FileNotFoundError without gcc."""
+    """Compile the library into a folder. FileNotFoundError without gcc or the header."""
+    library = directory / LIBRARY
+    # Weak, so that the calls of SOURCE stand in their place.
+    others = directory / "others.c"
+    others.write_text(
+        "".join(f"{_WEAK} int {name}(void) {{ return {_NO_FUNCTION}; }}\n" for name in sorted(declared()))
+    )
+    options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-Wl,-soname,{LIBRARY}"]
+    compile_c(library, SOURCE, others, *options, "-lpthread", "-ldl")
+    return library
+
+
+def compile_c(target: Path, *arguments: Path | str) -> None:
+    """Run gcc, with the header at hand."""
     compiler = shutil.which("gcc")
     if compiler is None:
         raise FileNotFoundError("gcc")
-    library = directory / LIBRARY
-    options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}"]
-    subprocess.run([compiler, *options, "-o", library, SOURCE, "-lpthread", "-ldl"], check=True)
-    return library
+    subprocess.run([compiler, f"-I{header().parent}", "-o", target, *arguments], check=True)
 
 
 class Shim:

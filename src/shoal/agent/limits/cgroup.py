@@ -15,7 +15,6 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import socket
 import struct
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from shoal.agent.errors import AgentError
 from shoal.gpu.errors import GpuError
 from shoal.gpu.protocol import MemoryLimit, Nvml
 from shoal.kubelet.cdi import ContainerEdits, Hook
+from shoal.kubelet.files import write_whole
 from shoal.model.contract import nvidia
 from shoal.model.errors import shown
 
@@ -128,12 +128,8 @@ async def ask(door: Path, cgroup: str, limits: Sequence[str]) -> str:
 def install(program: Path, folder: Path) -> Path:
     """Put the hook's program where the host can run it, whole or not at all; where it is."""
     place = folder / PROGRAM
-    draft = folder / f".{PROGRAM}.{os.getpid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(program, draft)
-        draft.chmod(0o755)
-        draft.replace(place)
+        write_whole(place, program.read_bytes(), mode=0o755)
     except OSError as error:
         raise LimitError(f"{program} cannot be put into {folder}: {error.strerror or error}") from error
     return place
@@ -161,7 +157,8 @@ async def serve(nvml: Nvml, door: Path, root: Path) -> AsyncIterator[None]:
             await writer.drain()
         writer.close()
 
-    server = await asyncio.start_unix_server(answer, sock=_bound(door))
+    # start_unix_server removes the socket when it closes, from Python 3.13 on: hooks wait at it for the next agent.
+    server = await asyncio.start_server(answer, sock=_bound(door))
     try:
         yield
     finally:

@@ -25,13 +25,13 @@ from shoal.placement.columns import BoolArray, Rows
 from shoal.placement.engine import Engine
 from shoal.placement.errors import PolicyError
 from shoal.placement.ledger import NodeLedger
-from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender.empty_nodes import EmptyNodes
-from shoal.scheduler.extender.memory.holds import Holds
-from shoal.scheduler.extender.memory.refused import Refused
+from shoal.scheduler.extender.holds import Holds
+from shoal.scheduler.extender.refused import RefusedPods
 from shoal.scheduler.extender.wire import ExtenderArgs, Filtered
 from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.telling.words import node_refusal, other_refusals, shortage
+from shoal.scheduler.reporting.diagnosis import node_refusal, other_refusals, shortage
+from shoal.scheduler.state.cluster_state import ClusterState
 
 #: Few enough nodes to offer all that fit, and to say why the others do not.
 OFFER_ALL: Final = 64
@@ -45,7 +45,7 @@ BAD_REQUEST: Final = "bad request"
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OfferRule:
     """When the best node alone is offered. `prefers`: would anybody rather have the pod on one node than another?"""
 
     prefers: Callable[[Pod], bool]
@@ -56,30 +56,32 @@ class Offer:
         return len(args.names) > self.all_up_to and not self.prefers(pod)
 
 
-class Filter:
+class FilterVerb:
     """Filters nodes by their cards."""
 
-    def __init__(self, books: Books, holds: Holds, refused: Refused, *, metrics: Metrics, offer: Offer) -> None:
-        self._books = books
+    def __init__(
+        self, state: ClusterState, holds: Holds, refused: RefusedPods, *, metrics: Metrics, offer: OfferRule
+    ) -> None:
+        self._state = state
         self._holds = holds
         self._refused = refused
         self._metrics = metrics
         self._offer = offer
-        self._empty = EmptyNodes(books.engine.ledger)
+        self._empty = EmptyNodes(state.engine.ledger)
 
     def __call__(self, pod: Pod, args: ExtenderArgs) -> Filtered:
         """The answer. When it is one node the pod's cards are held there: kube-scheduler takes it without scoring."""
         uid, names = pod.metadata.uid, args.names
         self._refused.drop(uid)
         try:
-            request = self._books.request(pod)
+            request = self._state.request(pod)
             if not request.containers:
                 return Filtered([True] * len(names))
             self._holds.release(uid)
-            booked = self._books.engine.ledger.booking(uid)
+            booked = self._state.engine.ledger.booking(uid)
             if booked is not None:
                 return Filtered(error=f"the pod is being bound to {booked.node} already")
-            rows = rows_of(self._books, names)
+            rows = rows_of(self._state, names)
             among = self._among(rows)
             best = self._best(pod, args, among) if self._offer.best_alone(pod, args) else None
             if best is not None:
@@ -92,7 +94,7 @@ class Filter:
         if not count and self._waits_for_holds(request, among):
             return Filtered(error="all cards that fit are held for pods that are being bound: the pod is tried again")
         if not count:
-            self._books.wait(pod)
+            self._state.wait(pod)
             self._refused.add(pod, among)
         elif count == 1:
             self._holds.place(pod, node=names[int(fits.argmax())])
@@ -113,13 +115,13 @@ class Filter:
 
     def _among(self, rows: Rows) -> BoolArray:
         """The rows as a mask, without that of nodes nobody knows."""
-        among = np.zeros(self._books.engine.ledger.columns.rows + 1, np.bool_)
+        among = np.zeros(self._state.engine.ledger.columns.rows + 1, np.bool_)
         among[rows] = True
         return among[:-1]
 
     def _fitting(self, request: Request, rows: Rows) -> BoolArray:
         """Whether each node can take the request. One row too many stands for nodes nobody knows."""
-        fits: BoolArray = np.append(self._books.engine.fits(request), False)[rows]
+        fits: BoolArray = np.append(self._state.engine.fits(request), False)[rows]
         return fits
 
     def _reasons(
@@ -129,7 +131,7 @@ class Filter:
 
         Nobody reads the reasons while another node is left. Only the `last` ones are worth the details.
         """
-        engine = self._books.engine
+        engine = self._state.engine
         columns, pod_class = engine.ledger.columns, engine.class_of(request)
         known = rows < columns.rows
         bare = np.zeros(len(rows), np.bool_)
@@ -170,21 +172,21 @@ class Filter:
         Then nothing may be concluded from the refusal: no pod be preempted, and none be left waiting for an event that
         a hold which just ends does not make. kube-scheduler tries a pod again by itself after an error.
         """
-        ledger = self._books.engine.ledger
+        ledger = self._state.engine.ledger
         held_on: dict[str, set[str]] = {}
         for uid in self._holds.uids():
             booking = ledger.booking(uid)
-            row = None if booking is None else self._books.rows.get(booking.node)
+            row = None if booking is None else self._state.rows.get(booking.node)
             if booking is not None and row is not None and among[row]:
                 held_on.setdefault(booking.node, set()).add(uid)
-        fits = self._books.engine.fits_without(request)
+        fits = self._state.engine.fits_without(request)
         return any(fits(node, frozenset(uids)) for node, uids in held_on.items())
 
 
-def rows_of(books: Books, names: Sequence[str]) -> Rows:
+def rows_of(state: ClusterState, names: Sequence[str]) -> Rows:
     """The rows of nodes; the one after the last for a node nobody knows."""
-    unknown = books.engine.ledger.columns.rows
-    return np.fromiter(map(books.rows.get, names, repeat(unknown)), np.intp, len(names))
+    unknown = state.engine.ledger.columns.rows
+    return np.fromiter(map(state.rows.get, names, repeat(unknown)), np.intp, len(names))
 
 
 def _detail(short: str, engine: Engine, node: NodeLedger, request: Request) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from shoal.model.request import Share
 from shoal.placement.ledger import CardLedger, NodeLedger
-from shoal.scheduler.books.books import Books
+from shoal.scheduler.state.cluster_state import ClusterState
 
 
 class _Pod(msgspec.Struct):
@@ -38,9 +38,9 @@ class _Node(msgspec.Struct):
 _encode = msgspec.json.Encoder().encode
 
 
-def inspect(books: Books, node: str | None = None) -> Iterator[bytes]:
+def inspect(state: ClusterState, node: str | None = None) -> Iterator[bytes]:
     """The document on all nodes with cards, or the one asked for, node by node so that others can run in between."""
-    ledger = books.engine.ledger
+    ledger = state.engine.ledger
     if node is None:
         found = [known for known in ledger.nodes() if known.slots]
     else:
@@ -49,7 +49,7 @@ def inspect(books: Books, node: str | None = None) -> Iterator[bytes]:
     yield b'{"nodes":['
     separator = b""
     for known in sorted(found, key=lambda known: known.name):
-        yield separator + _encode(_node(books, known))
+        yield separator + _encode(_node(state, known))
         separator = b","
     if node is not None and not found:
         problem = f"node {node} is not known: it is not in the cluster, or has no readable cards"
@@ -58,20 +58,20 @@ def inspect(books: Books, node: str | None = None) -> Iterator[bytes]:
         yield b"]}"
 
 
-def _node(books: Books, node: NodeLedger) -> _Node:
+def _node(state: ClusterState, node: NodeLedger) -> _Node:
     holders: dict[str, list[tuple[str, Share]]] = {}
     for uid, booking in node.pods.items():
         for uuid, share in booking.allocation.held().items():
             holders.setdefault(uuid, []).append((uid, share))
-    cards = [_card(books, card, holders.get(card.inventory.uuid, ())) for card in node.slots]
+    cards = [_card(state, card, holders.get(card.inventory.uuid, ())) for card in node.slots]
     return _Node(node.name, sum(card.total for card in cards), sum(card.used for card in cards), cards)
 
 
-def _card(books: Books, card: CardLedger, holders: Iterable[tuple[str, Share]]) -> _Card:
-    gpu, unit = card.inventory, books.unit
+def _card(state: ClusterState, card: CardLedger, holders: Iterable[tuple[str, Share]]) -> _Card:
+    gpu, unit = card.inventory, state.unit
     pods = []
     for uid, share in holders:
-        pod = books.pod(uid)
+        pod = state.pod(uid)
         used = unit.floor(gpu.memory_mib) if share.exclusive else unit.ceil(share.memory_mib)
         if pod is not None:
             pods.append(_Pod(pod.metadata.name, pod.metadata.namespace, used))

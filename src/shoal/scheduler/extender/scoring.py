@@ -15,38 +15,38 @@ from shoal.kube.objects.pod import Pod
 from shoal.model.errors import RequestError
 from shoal.placement.columns import BoolArray, FloatArray
 from shoal.placement.errors import PolicyError
-from shoal.scheduler.books.books import Books
 from shoal.scheduler.extender.filtering import rows_of
-from shoal.scheduler.extender.memory.holds import Holds
+from shoal.scheduler.extender.holds import Holds
 from shoal.scheduler.extender.wire import MAX_SCORE, MIN_SCORE, ExtenderArgs
+from shoal.scheduler.state.cluster_state import ClusterState
 
 #: The best score of a node that is not the best, and the worst of one that fits.
 SECOND: Final = MAX_SCORE - 2
 LAST: Final = MIN_SCORE + 1
 
 
-class Prioritize:
+class PrioritizeVerb:
     """Scores nodes by what the placement policy makes of them."""
 
-    def __init__(self, books: Books, holds: Holds) -> None:
-        self._books = books
+    def __init__(self, state: ClusterState, holds: Holds) -> None:
+        self._state = state
         self._holds = holds
 
     def __call__(self, pod: Pod, args: ExtenderArgs) -> Sequence[int]:
         """A score for each of the nodes, in their order. A pod without a request that can be met gets none."""
         none = [MIN_SCORE] * len(args.names)
-        ledger = self._books.engine.ledger
+        ledger = self._state.engine.ledger
         try:
-            request = self._books.request(pod)
+            request = self._state.request(pod)
             if not request.containers:
                 return none
             self._holds.release(pod.metadata.uid)
             if ledger.booking(pod.metadata.uid) is not None:
                 return none
             # One row too many stands for nodes nobody knows.
-            worths = np.append(self._books.engine.worths(request), 0.0)
-            fits = np.append(self._books.engine.fits(request), False)
-            rows = rows_of(self._books, args.names)
+            worths = np.append(self._state.engine.worths(request), 0.0)
+            fits = np.append(self._state.engine.fits(request), False)
+            rows = rows_of(self._state, args.names)
             among = np.zeros(len(worths), np.bool_)
             among[rows] = True
             best = self._holds.place(pod, among=among[:-1])

@@ -17,17 +17,15 @@ from typing import Final
 from aiohttp import web
 
 from shoal.model.contract import gpushare
-from shoal.scheduler.books.books import Books
+from shoal.scheduler.errors import UnknownPodError, WireError
 from shoal.scheduler.extender import wire
 from shoal.scheduler.extender.inspect import inspect
-from shoal.scheduler.extender.tls import Tls
 from shoal.scheduler.extender.verbs import Verb, Verbs
-from shoal.scheduler.extender.waiting import UnknownPodError
-from shoal.scheduler.extender.wire import WireError
-from shoal.scheduler.http.bounds import Bodies, Bounds
 from shoal.scheduler.http.routes import ANY, Routes, in_pieces, json, rest, shown, text
-from shoal.scheduler.http.server import serving
+from shoal.scheduler.http.server import Bodies, Bounds, serving
 from shoal.scheduler.metrics import Metrics
+from shoal.scheduler.state.cluster_state import ClusterState
+from shoal.scheduler.tls import ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +39,7 @@ class Address:
 
     host: str
     port: int
-    tls: Tls | None = None
+    tls: ServerTls | None = None
     bounds: Bounds = field(default_factory=Bounds)
     #: Whether everybody may see every namespace's pods, or only who has shown a certificate.
     open_inspect: bool = False
@@ -53,14 +51,14 @@ class Extender:
     def __init__(
         self,
         verbs: Verbs,
-        books: Books,
+        state: ClusterState,
         *,
         metrics: Metrics,
         not_ready: Callable[[], str],
         clock: Callable[[], float],
     ) -> None:
         self._verbs = verbs
-        self._books = books
+        self._state = state
         self._metrics = metrics
         self._not_ready = not_ready
         self._clock = clock
@@ -153,7 +151,7 @@ class Extender:
             words = "inspect shows the pods of all namespaces: show a client certificate, or set openInspect: true"
             raise web.HTTPForbidden(text=words)
         node = None if request.path == gpushare.PATH_INSPECT else rest(request, _ONE_NODE)
-        return await in_pieces(request, inspect(self._books, node))
+        return await in_pieces(request, inspect(self._state, node))
 
     async def _version(self, request: web.BaseRequest) -> web.StreamResponse:
         return text(gpushare.VERSION)

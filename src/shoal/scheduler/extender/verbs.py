@@ -3,26 +3,123 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 from shoal.kube.objects.pod import Pod
+from shoal.model.allocation import Allocation
+from shoal.model.errors import RequestError
 from shoal.placement.columns import BoolArray
+from shoal.placement.errors import BookingError, PolicyError
 from shoal.scheduler.binder import Binder
-from shoal.scheduler.books.books import Books
+from shoal.scheduler.errors import UNKNOWN_POD, BindError, UnknownPodError, WireError
 from shoal.scheduler.extender import wire
-from shoal.scheduler.extender.binding import EXTENDER, Bind
-from shoal.scheduler.extender.filtering import Filter, Offer
-from shoal.scheduler.extender.memory.holds import SECONDS, Holds
-from shoal.scheduler.extender.memory.lag import Lag
-from shoal.scheduler.extender.memory.refused import Refused
-from shoal.scheduler.extender.preempting import Planning, Preempt
-from shoal.scheduler.extender.scoring import Prioritize
-from shoal.scheduler.extender.waiting import UnknownPodError, Waiting
-from shoal.scheduler.extender.wire import Filtered, WireError
+from shoal.scheduler.extender.filtering import FilterVerb, OfferRule
+from shoal.scheduler.extender.holds import HOLD_SECONDS, Holds
+from shoal.scheduler.extender.pod_lookup import PodLookup
+from shoal.scheduler.extender.refused import RefusedPods, WatchLag
+from shoal.scheduler.extender.scoring import PrioritizeVerb
+from shoal.scheduler.extender.wire import BindingArgs, Filtered, PreemptionArgs, Victims
 from shoal.scheduler.metrics import Metrics
+from shoal.scheduler.preemption.search import PodOnNode, PreemptionPlan
+from shoal.scheduler.reporting.diagnosis import node_refusal, shortage
+from shoal.scheduler.state.cluster_state import ClusterState
+
+#: Who asks, in the metrics.
+EXTENDER: Final = "extender"
+
+
+class BindVerb:
+    """Binds pods to the node kube-scheduler names."""
+
+    def __init__(
+        self, state: ClusterState, binder: Binder, holds: Holds, *, metrics: Metrics, clock: Callable[[], float]
+    ) -> None:
+        self._state = state
+        self._binder = binder
+        self._holds = holds
+        self._metrics = metrics
+        self._clock = clock
+
+    async def __call__(self, args: BindingArgs) -> str:
+        """What went wrong, in words; nothing when the pod is bound."""
+        started = self._clock()
+        try:
+            pod = self._pod(args)
+            if pod.spec.node_name != args.node:
+                await self._binder.bind(pod, self._decision(pod, args.node))
+        except (BindError, BookingError, RequestError, PolicyError) as error:
+            self._metrics.binds.inc(EXTENDER, "refused")
+            return str(error)
+        self._metrics.binds.inc(EXTENDER, "bound")
+        self._metrics.bind_seconds.observe(self._clock() - started, EXTENDER)
+        return ""
+
+    def _pod(self, args: BindingArgs) -> Pod:
+        pod = self._state.pod(args.uid)
+        if pod is None or (pod.metadata.namespace, pod.metadata.name) != (args.namespace, args.name):
+            raise BindError(UNKNOWN_POD)
+        if pod.spec.node_name and pod.spec.node_name != args.node:
+            raise BindError(f"the pod is on {pod.spec.node_name} already")
+        return pod
+
+    def _decision(self, pod: Pod, node: str) -> Allocation:
+        """The cards held for the pod, or such as fit now."""
+        allocation = self._holds.take(pod.metadata.uid, node)
+        if allocation is None:
+            self._metrics.decisions.inc(EXTENDER, "at bind")
+            allocation = self._state.place(pod, node=node)
+        if allocation is None:
+            raise BindError(self._refusal(pod, node))
+        return allocation
+
+    def _refusal(self, pod: Pod, node: str) -> str:
+        engine, request = self._state.engine, self._state.request(pod)
+        known = engine.ledger.node(node)
+        detail = "" if known is None else node_refusal(engine, known, request)
+        return f"{shortage(engine.class_of(request))}: {detail or node}"
+
 
 log = logging.getLogger(__name__)
+
+#: Who would have to go from one of the nodes so that the pod fits there.
+Planning = Callable[[Pod, Iterable[str]], PreemptionPlan | None]
+
+
+class PreemptVerb:
+    """Chooses victims on the nodes that kube-scheduler offers."""
+
+    def __init__(self, state: ClusterState, *, plan: Planning, lag: WatchLag) -> None:
+        self._state = state
+        self._plan = plan
+        self._lag = lag
+
+    def __call__(self, pod: Pod, args: PreemptionArgs) -> Mapping[str, Victims]:
+        """The nodes that remain, each with the pods that must go."""
+        try:
+            request = self._state.request(pod)
+            if not request.containers:
+                return args.victims
+            if pod.spec.node_name:
+                return {}  # it needs no room any more
+            offered = [row for node in args.victims if (row := self._state.row(node)) is not None]
+            if self._lag.is_likely(pod, offered):
+                log.info("%s/%s: nobody gives way yet", pod.metadata.namespace, pod.metadata.name)
+                return {}
+            plans = {node: self._plan(pod, [node]) for node in args.victims}
+        except (RequestError, PolicyError):
+            return {}
+        return {
+            node: Victims(tuple(victim.uid for victim in plan.victims), plan.violations)
+            for node, plan in plans.items()
+            if plan is not None and self._is_there(node, plan.victims)
+        }
+
+    def _is_there(self, node: str, victims: Iterable[PodOnNode]) -> bool:
+        """kube-scheduler takes an answer with no victim, or one that is not bound to the node, for an error."""
+        pods = [self._state.pod(victim.uid) for victim in victims]
+        return bool(pods) and all(pod is not None and pod.spec.node_name == node for pod in pods)
+
 
 _FITTING: Final = "fits"
 _REFUSED: Final = "refused"
@@ -36,31 +133,31 @@ class Verb(Protocol):
 
 
 class Verbs:
-    """Answers kube-scheduler on the scheduler's books. `try_again` has it ask for a pod once more."""
+    """Answers kube-scheduler on the state of the cluster. `try_again` has it ask for a pod once more."""
 
     def __init__(
         self,
-        books: Books,
+        state: ClusterState,
         binder: Binder,
         *,
         plan: Planning,
         short: Callable[[Pod], BoolArray],
         metrics: Metrics,
         clock: Callable[[], float],
-        offer: Offer,
+        offer: OfferRule,
         try_again: Callable[[Pod], None],
-        hold_seconds: float = SECONDS,
+        hold_seconds: float = HOLD_SECONDS,
     ) -> None:
-        self.waiting = Waiting(books)
-        self.holds = Holds(books, clock=clock, metrics=metrics, seconds=hold_seconds)
+        self.waiting = PodLookup(state)
+        self.holds = Holds(state, clock=clock, metrics=metrics, seconds=hold_seconds)
         self._metrics = metrics
         self._clock = clock
-        self._refused = Refused(books)
+        self._refused = RefusedPods(state)
         self._try_again = try_again
-        self._filter = Filter(books, self.holds, self._refused, metrics=metrics, offer=offer)
-        self._prioritize = Prioritize(books, self.holds)
-        self._preempt = Preempt(books, plan=plan, lag=Lag(self._refused, short=short, clock=clock))
-        self._bind = Bind(books, binder, self.holds, metrics=metrics, clock=clock)
+        self._filter = FilterVerb(state, self.holds, self._refused, metrics=metrics, offer=offer)
+        self._prioritize = PrioritizeVerb(state, self.holds)
+        self._preempt = PreemptVerb(state, plan=plan, lag=WatchLag(self._refused, short=short, clock=clock))
+        self._bind = BindVerb(state, binder, self.holds, metrics=metrics, clock=clock)
 
     def tend(self) -> None:
         """End holds that are over, and have pods tried again that fit by now; called from time to time."""

@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from shoal.kube.objects.meta import Object, ObjectMeta
 from shoal.model.contract import gpushare
+from shoal.scheduler.errors import WireError
 
 #: The scores kube-scheduler takes from an extender.
 MIN_SCORE: Final = 0
@@ -31,10 +32,6 @@ S = TypeVar("S", bound=msgspec.Struct)
 _DECODING: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _NULL: Final = msgspec.Raw(b"null")
 _encode = msgspec.json.Encoder().encode
-
-
-class WireError(ValueError):
-    """A request that cannot be read, in words for kube-scheduler's log."""
 
 
 class _NodeList(msgspec.Struct):

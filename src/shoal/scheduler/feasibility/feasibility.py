@@ -1,7 +1,7 @@
 """Asks the filters in kube-scheduler's order, and weighs the preferences as it does.
 
-A verdict is kept for every wish and made anew when the cluster has changed; then only those filters are asked again
-whose data did change. Arrays of a verdict are shared: nobody writes to them.
+Pods with the same constraints share their verdict. It is made anew when the cluster has changed; then only those
+filters are asked again whose data did change. Arrays of a verdict are shared: nobody writes to them.
 """
 
 from __future__ import annotations
@@ -14,38 +14,27 @@ import numpy as np
 
 from shoal.kube.objects.pod import Pod
 from shoal.placement.columns import BoolArray, FloatArray
-from shoal.scheduler.feasibility.cluster import Cluster
-from shoal.scheduler.feasibility.filters import affinity, fixed, load, spread, volumes
-from shoal.scheduler.feasibility.filters.objection import Objection, Objections
+from shoal.scheduler.feasibility.filters import Rejection, Rejections, pod_affinity, topology_spread, volumes
+from shoal.scheduler.feasibility.filters import nodes as node_filters
 from shoal.scheduler.feasibility.filters.volumes import VolumeDecision, VolumeView
-from shoal.scheduler.feasibility.state.pods import Burden, Held, Tally
-from shoal.scheduler.feasibility.wish.wish import NO_COMPANY, Wish
+from shoal.scheduler.feasibility.pod_spec import NO_AFFINITY, PodConstraints
+from shoal.scheduler.feasibility.pod_table import ExistingTerm, MatchingPods, PlacedPod
+from shoal.scheduler.feasibility.tables import ClusterTables
 
 #: kube-scheduler's default weights of the plugins that weigh what people wrote.
 _WEIGHT_TAINTS: Final = 3
 _WEIGHT_NODES: Final = 2
 _WEIGHT_SPREAD: Final = 2
-_WEIGHT_COMPANY: Final = 2
+_WEIGHT_POD_AFFINITY: Final = 2
 _BEST: Final = 100
-#: Wishes kept; those unused for longest are forgotten beyond it.
-_WISHES: Final = 256
-#: Verdicts kept per wish: pods of one wish differ by what others think of their labels.
-_LOOKS: Final = 16
-#: Labels for which it is remembered which terms of other pods mean them.
+#: Pod constraints whose verdicts are kept; those unused for longest are forgotten beyond it.
+_CONSTRAINTS: Final = 256
+#: Verdicts kept per constraints: pods with the same differ by which terms of other pods match their labels.
+_EFFECTS: Final = 16
+#: Sets of labels for which it is remembered which affinity terms of other pods match them.
 _LABELS: Final = 10_000
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Nodes that were refused first by one filter, for one reason. Short resources of one node are told each."""
-
-    filter: str
-    reason: str
-    rows: BoolArray
-    #: Could preemption help there?
-    resolvable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +44,24 @@ class Verdict:
     allowed: BoolArray
     #: 0 to 100, 0 where it may not run; None when nothing is preferred to anything.
     favour: FloatArray | None
-    refusals: tuple[Refused, ...]
+    rejections: tuple[Rejection, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """What sets pods of one wish apart: the terms that mean them, and which of their own do."""
+class _LabelEffects:
+    """What labels change between pods with the same constraints: the terms of others and their own that match them."""
 
-    burdens: tuple[Burden, ...]
-    selves: tuple[bool, ...]
+    existing_terms: tuple[ExistingTerm, ...]
+    counts_itself: tuple[bool, ...]
     itself: bool
 
 
-class _Trial:
-    """A wish and what was found out for it."""
+class _Findings:
+    """Pod constraints, and what the filters found for them."""
 
-    def __init__(self, wish: Wish) -> None:
-        self.wish = wish
-        self.verdicts: dict[_Look, tuple[int, Verdict]] = {}
+    def __init__(self, constraints: PodConstraints) -> None:
+        self.constraints = constraints
+        self.verdicts: dict[_LabelEffects, tuple[int, Verdict]] = {}
         #: What it was weighed from, for which rows, and the outcome.
         self.favour: tuple[tuple[object, ...], BoolArray, FloatArray | None] | None = None
         self._found: dict[str, tuple[tuple[object, ...], object]] = {}
@@ -88,220 +77,255 @@ class _Trial:
 class Feasibility:
     """The filters over one cluster."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._trials: dict[Wish, _Trial] = {}
-        self._meant: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Burden, ...]] = {}
+    def __init__(self, tables: ClusterTables) -> None:
+        self._tables = tables
+        self._findings: dict[PodConstraints, _Findings] = {}
+        self._meant: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[ExistingTerm, ...]] = {}
         self._meant_version = -1
 
     def verdict(self, pod: Pod) -> Verdict:
         """Where the pod may run. The pod itself must not be among the cluster's."""
-        trial = self._trial(pod)
-        look = self._look(pod, trial.wish)
-        known = trial.verdicts.get(look)
-        if known is not None and known[0] == self._cluster.version:
+        findings = self._findings_for(pod)
+        effects = self._label_effects(pod, findings.constraints)
+        known = findings.verdicts.get(effects)
+        if known is not None and known[0] == self._tables.version:
             return known[1]
-        verdict = self._judge(trial, look)
+        verdict = self._judge(findings, effects)
         verdict.allowed.flags.writeable = False
-        if len(trial.verdicts) >= _LOOKS:
-            trial.verdicts.clear()
-        trial.verdicts[look] = (self._cluster.version, verdict)
+        if len(findings.verdicts) >= _EFFECTS:
+            findings.verdicts.clear()
+        findings.verdicts[effects] = (self._tables.version, verdict)
         return verdict
 
     def fits_without(self, pod: Pod, row: int, gone: Collection[str]) -> bool:
         """Whether the pod could run on this row, were these pods (UIDs) not there."""
-        cluster = self._cluster
-        if row >= cluster.nodes.size or not cluster.nodes.alive[row]:
+        tables = self._tables
+        if row >= tables.nodes.size or not tables.nodes.alive[row]:
             return False
-        trial = self._trial(pod)
-        wish, look = trial.wish, self._look(pod, trial.wish)
-        absent = cluster.pods.those(gone)
-        view = self._volumes(trial)
-        if wish.fault is not None or view.fault is not None:
+        findings = self._findings_for(pod)
+        constraints, effects = findings.constraints, self._label_effects(pod, findings.constraints)
+        absent = tables.pods.those(gone)
+        view = self._volumes(findings)
+        if constraints.fault is not None or view.fault is not None:
             return False
-        if not load.ports_free(cluster.pods, wish.traits.ports, row, absent):
+        if not node_filters.ports_free(tables.pods, constraints.info.ports, row, absent):
             return False
-        if not load.fits(cluster, wish.traits.needs, row, absent):
+        if not node_filters.fits(tables, constraints.info.requests, row, absent):
             return False
         groups = (
-            *self._fixed(trial),
-            volumes.alone_objections(cluster, wish, view.alone, absent),
+            *self._fixed(findings),
+            volumes.exclusive_claim_rejections(tables, constraints, view.exclusive, absent),
             view.binding,
             view.zone,
-            self._spread(trial, look, absent),
-            self._company(trial, look, absent),
+            self._spread(findings, effects, absent),
+            self._pod_affinity(findings, effects, absent),
         )
-        return not any(objection.rows[row] for group in groups for objection in group)
+        return not any(rejection.rows[row] for group in groups for rejection in group)
 
     def short(self, pod: Pod) -> BoolArray:
         """The rows on which there is too little of some resource for the pod."""
-        rows = np.zeros(self._cluster.nodes.size, np.bool_)
-        for objection in load.fit_objections(self._cluster, self._trial(pod).wish.traits.needs):
-            rows |= objection.rows
+        rows = np.zeros(self._tables.nodes.size, np.bool_)
+        for rejection in node_filters.fit_rejections(self._tables, self._findings_for(pod).constraints.info.requests):
+            rows |= rejection.rows
         return rows
 
     def prefers(self, pod: Pod) -> bool:
         """Whether anybody would rather have the pod on one node than on another: the pod, a node or another pod."""
-        wish = self._trial(pod).wish
+        constraints = self._findings_for(pod).constraints
         return (
-            bool(wish.preferred_nodes or wish.may_spread or wish.traits.company.preferred)
-            or self._cluster.nodes.avoided(wish.tolerations) is not None
-            or any(burden.weight for burden in self._burdens(wish.namespace, pod))
+            bool(constraints.preferred_nodes or constraints.preferred_spread or constraints.info.affinity.preferred)
+            or self._tables.nodes.avoided(constraints.tolerations) is not None
+            or any(existing.weight for existing in self._existing_terms(constraints.namespace, pod))
         )
 
     def volume_decisions(self, pod: Pod, node: str) -> list[VolumeDecision]:
         """What must be written for the pod's claims before it is bound to this node, which the verdict allows."""
-        rows = np.flatnonzero(self._cluster.nodes.named((node,)))
-        view = self._volumes(self._trial(pod))
+        rows = np.flatnonzero(self._tables.nodes.named((node,)))
+        view = self._volumes(self._findings_for(pod))
         return volumes.decisions(view, int(rows[0]), node) if len(rows) else []
 
     # What is known of a pod
 
-    def _trial(self, pod: Pod) -> _Trial:
-        wish = self._cluster.wishes.wish(pod)
-        trial = self._trials.pop(wish, None)
-        if trial is None:
-            trial = _Trial(wish)
-            if len(self._trials) >= _WISHES:
-                del self._trials[next(iter(self._trials))]
-        self._trials[wish] = trial
-        return trial
+    def _findings_for(self, pod: Pod) -> _Findings:
+        constraints = self._tables.reader.constraints(pod)
+        findings = self._findings.pop(constraints, None)
+        if findings is None:
+            findings = _Findings(constraints)
+            if len(self._findings) >= _CONSTRAINTS:
+                del self._findings[next(iter(self._findings))]
+        self._findings[constraints] = findings
+        return findings
 
-    def _look(self, pod: Pod, wish: Wish) -> _Look:
+    def _label_effects(self, pod: Pod, constraints: PodConstraints) -> _LabelEffects:
         labels = pod.metadata.labels
-        return _Look(
-            self._burdens(wish.namespace, pod),
-            tuple(item.selector.matches(labels) for item in wish.must_spread),
-            bool(wish.traits.company.near) and affinity.means_itself(self._cluster, wish, labels),
+        return _LabelEffects(
+            self._existing_terms(constraints.namespace, pod),
+            tuple(item.selector.matches(labels) for item in constraints.required_spread),
+            bool(constraints.info.affinity.required) and pod_affinity.matches_itself(self._tables, constraints, labels),
         )
 
-    def _burdens(self, namespace: str, pod: Pod) -> tuple[Burden, ...]:
-        pods = self._cluster.pods
+    def _existing_terms(self, namespace: str, pod: Pod) -> tuple[ExistingTerm, ...]:
+        pods = self._tables.pods
         if self._meant_version != pods.terms_version or len(self._meant) >= _LABELS:
             self._meant.clear()
             self._meant_version = pods.terms_version
         key = (namespace, tuple(pod.metadata.labels.items()))
         found = self._meant.get(key)
         if found is None:
-            found = self._meant[key] = pods.burdens_on(namespace, pod.metadata.labels)
+            found = self._meant[key] = pods.existing_terms_for(namespace, pod.metadata.labels)
         return found
 
     # The filters, each asked again only when what it reads has changed
 
-    def _judge(self, trial: _Trial, look: _Look) -> Verdict:
-        wish, nodes = trial.wish, self._cluster.nodes
-        view = self._volumes(trial)
-        fault = wish.fault or view.fault
+    def _judge(self, findings: _Findings, effects: _LabelEffects) -> Verdict:
+        constraints, nodes = findings.constraints, self._tables.nodes
+        view = self._volumes(findings)
+        fault = constraints.fault or view.fault
         if fault is not None:
-            everywhere: Objections = (Objection(*fault, nodes.alive.copy(), False),)
-            allowed, refusals = _sorted_out(nodes.alive, (everywhere,))
-            return Verdict(allowed, None, refusals)
-        by_nodes, first = trial.once("sorted", (nodes.version,), lambda: _sorted_out(nodes.alive, self._fixed(trial)))
-        allowed, refusals = _sorted_out(
+            everywhere: Rejections = (Rejection(*fault, nodes.alive.copy(), False),)
+            allowed, rejections = _sorted_out(nodes.alive, (everywhere,))
+            return Verdict(allowed, None, rejections)
+        by_nodes, first = findings.once(
+            "sorted", (nodes.version,), lambda: _sorted_out(nodes.alive, self._fixed(findings))
+        )
+        allowed, rejections = _sorted_out(
             by_nodes,
             (
-                self._ports(trial),
-                load.fit_objections(self._cluster, wish.traits.needs),
-                volumes.alone_objections(self._cluster, wish, view.alone),
+                self._ports(findings),
+                node_filters.fit_rejections(self._tables, constraints.info.requests),
+                volumes.exclusive_claim_rejections(self._tables, constraints, view.exclusive),
                 view.binding,
                 view.zone,
-                self._spread(trial, look),
-                self._company(trial, look),
+                self._spread(findings, effects),
+                self._pod_affinity(findings, effects),
             ),
         )
-        return Verdict(allowed, self._favour(trial, look, allowed), first + refusals)
+        return Verdict(allowed, self._favour(findings, effects, allowed), first + rejections)
 
-    def _fixed(self, trial: _Trial) -> tuple[Objections, ...]:
-        nodes = self._cluster.nodes
-        return trial.once("fixed", (nodes.version,), lambda: fixed.fixed_objections(nodes, trial.wish))
+    def _fixed(self, findings: _Findings) -> tuple[Rejections, ...]:
+        nodes = self._tables.nodes
+        return findings.once(
+            "fixed", (nodes.version,), lambda: node_filters.node_rejections(nodes, findings.constraints)
+        )
 
-    def _ports(self, trial: _Trial) -> Objections:
-        pods, wanted = self._cluster.pods, trial.wish.traits.ports
+    def _ports(self, findings: _Findings) -> Rejections:
+        pods, wanted = self._tables.pods, findings.constraints.info.ports
         if not wanted:
             return ()
-        size = self._cluster.nodes.size
-        return trial.once("ports", (pods.ports_version, size), lambda: load.port_objections(pods, wanted, size))
+        size = self._tables.nodes.size
+        return findings.once(
+            "ports", (pods.ports_version, size), lambda: node_filters.port_rejections(pods, wanted, size)
+        )
 
-    def _volumes(self, trial: _Trial) -> VolumeView:
-        cluster = self._cluster
-        if not trial.wish.claims:
+    def _volumes(self, findings: _Findings) -> VolumeView:
+        tables = self._tables
+        if not findings.constraints.claims:
             return _NO_VOLUMES
-        key = (cluster.nodes.version, cluster.storage.version)
-        return trial.once("volumes", key, lambda: volumes.view(cluster, trial.wish))
+        key = (tables.nodes.version, tables.storage.version)
+        return findings.once("volumes", key, lambda: volumes.view(tables, findings.constraints))
 
-    def _spread(self, trial: _Trial, look: _Look, gone: tuple[Held, ...] = ()) -> Objections:
-        cluster, wish = self._cluster, trial.wish
-        if not wish.must_spread:
+    def _spread(self, findings: _Findings, effects: _LabelEffects, gone: tuple[PlacedPod, ...] = ()) -> Rejections:
+        tables, constraints = self._tables, findings.constraints
+        if not constraints.required_spread:
             return ()
-        version = cluster.nodes.version
-        domains = trial.once("domains", (version,), lambda: spread.domains_of(cluster.nodes, wish, wish.must_spread))
-        tallies = spread.tallies_of(cluster, wish, wish.must_spread)
+        version = tables.nodes.version
+        domains = findings.once(
+            "domains",
+            (version,),
+            lambda: topology_spread.domains_of(tables.nodes, constraints, constraints.required_spread),
+        )
+        matching_pods = topology_spread.spread_pods_of(tables, constraints, constraints.required_spread)
         if gone:
-            return spread.spread_objections(cluster, domains, tallies, look.selves, gone)
-        key = (version, look.selves, *((tally, tally.version) for tally in tallies))
-        return trial.once("spread", key, lambda: spread.spread_objections(cluster, domains, tallies, look.selves))
+            return topology_spread.spread_rejections(tables, domains, matching_pods, effects.counts_itself, gone)
+        key = (version, effects.counts_itself, *((matching, matching.version) for matching in matching_pods))
+        return findings.once(
+            "spread",
+            key,
+            lambda: topology_spread.spread_rejections(tables, domains, matching_pods, effects.counts_itself),
+        )
 
-    def _company(self, trial: _Trial, look: _Look, gone: tuple[Held, ...] = ()) -> Objections:
-        cluster, company = self._cluster, trial.wish.traits.company
-        if company is NO_COMPANY and not look.burdens:
+    def _pod_affinity(
+        self, findings: _Findings, effects: _LabelEffects, gone: tuple[PlacedPod, ...] = ()
+    ) -> Rejections:
+        tables, affinity = self._tables, findings.constraints.info.affinity
+        if affinity is NO_AFFINITY and not effects.existing_terms:
             return ()
         if gone:
-            return affinity.affinity_objections(cluster, company, look.burdens, itself=look.itself, gone=gone)
-        near, apart = affinity.tallies_of(cluster, company)
-        counted = (*((near,) if near else ()), *apart, *look.burdens)
-        key = (cluster.nodes.version, look.itself, *((item, item.version) for item in counted))
-        return trial.once(
-            "company", key, lambda: affinity.affinity_objections(cluster, company, look.burdens, itself=look.itself)
+            return pod_affinity.affinity_rejections(
+                tables, affinity, effects.existing_terms, itself=effects.itself, gone=gone
+            )
+        required, anti = pod_affinity.affinity_pods_of(tables, affinity)
+        counted = (*((required,) if required else ()), *anti, *effects.existing_terms)
+        key = (tables.nodes.version, effects.itself, *((item, item.version) for item in counted))
+        return findings.once(
+            "pod affinity",
+            key,
+            lambda: pod_affinity.affinity_rejections(tables, affinity, effects.existing_terms, itself=effects.itself),
         )
 
     # Preferences
 
-    def _favour(self, trial: _Trial, look: _Look, allowed: BoolArray) -> FloatArray | None:
-        cluster, wish = self._cluster, trial.wish
-        preferred = wish.traits.company.preferred
-        tallies = spread.tallies_of(cluster, wish, wish.may_spread)
-        met = affinity.met(cluster, preferred, look.burdens) if preferred or look.burdens else ()
-        counted = (*((tally, tally.version) for tally in tallies), *((item, item.version) for _, _, item in met))
-        key = (cluster.nodes.version, *counted)
-        if trial.favour is None or trial.favour[0] != key or not np.array_equal(trial.favour[1], allowed):
-            trial.favour = (key, allowed, self._weigh(trial, allowed, tallies, met))
-        return trial.favour[2]
+    def _favour(self, findings: _Findings, effects: _LabelEffects, allowed: BoolArray) -> FloatArray | None:
+        tables, constraints = self._tables, findings.constraints
+        preferred = constraints.info.affinity.preferred
+        matching_pods = topology_spread.spread_pods_of(tables, constraints, constraints.preferred_spread)
+        preferences = (
+            pod_affinity.preferences_of(tables, preferred, effects.existing_terms)
+            if preferred or effects.existing_terms
+            else ()
+        )
+        counted = (
+            *((matching, matching.version) for matching in matching_pods),
+            *((item, item.version) for _, _, item in preferences),
+        )
+        key = (tables.nodes.version, *counted)
+        if findings.favour is None or findings.favour[0] != key or not np.array_equal(findings.favour[1], allowed):
+            findings.favour = (key, allowed, self._weigh(findings, allowed, matching_pods, preferences))
+        return findings.favour[2]
 
     def _weigh(
-        self, trial: _Trial, allowed: BoolArray, tallies: tuple[Tally, ...], met: tuple[affinity.Met, ...]
+        self,
+        findings: _Findings,
+        allowed: BoolArray,
+        matching_pods: tuple[MatchingPods, ...],
+        preferences: tuple[pod_affinity.AffinityPreference, ...],
     ) -> FloatArray | None:
-        nodes, wish = self._cluster.nodes, trial.wish
+        nodes, constraints = self._tables.nodes, findings.constraints
         if not np.count_nonzero(allowed):
             return None
         parts: list[tuple[int, FloatArray]] = []
-        avoided = nodes.avoided(wish.tolerations)
+        avoided = nodes.avoided(constraints.tolerations)
         worst = 0 if avoided is None else (avoided * allowed).max()
         if avoided is not None and worst:
             parts.append((_WEIGHT_TAINTS, _BEST - np.floor(_BEST * avoided / worst)))
-        if wish.preferred_nodes:
-            parts.append((_WEIGHT_NODES, self._preferred_nodes(trial, allowed)))
-        if tallies:
-            domains = trial.once("soft", (nodes.version,), lambda: spread.domains_of(nodes, wish, wish.may_spread))
-            parts.append((_WEIGHT_SPREAD, spread.spread_favour(domains, tallies, allowed)))
-        near = affinity.affinity_favour(nodes, met, allowed)
-        if near is not None:
-            parts.append((_WEIGHT_COMPANY, near))
+        if constraints.preferred_nodes:
+            parts.append((_WEIGHT_NODES, self._preferred_nodes(findings, allowed)))
+        if matching_pods:
+            domains = findings.once(
+                "soft",
+                (nodes.version,),
+                lambda: topology_spread.domains_of(nodes, constraints, constraints.preferred_spread),
+            )
+            parts.append((_WEIGHT_SPREAD, topology_spread.spread_favour(domains, matching_pods, allowed)))
+        by_affinity = pod_affinity.affinity_favour(nodes, preferences, allowed)
+        if by_affinity is not None:
+            parts.append((_WEIGHT_POD_AFFINITY, by_affinity))
         if not parts:
             return None
         total = sum(weight for weight, _ in parts)
         favour: FloatArray = np.where(allowed, sum(weight * score for weight, score in parts) / total, 0.0)
         return favour
 
-    def _preferred_nodes(self, trial: _Trial, allowed: BoolArray) -> FloatArray:
-        nodes = self._cluster.nodes
+    def _preferred_nodes(self, findings: _Findings, allowed: BoolArray) -> FloatArray:
+        nodes = self._tables.nodes
 
         def weights() -> FloatArray:
             total = np.zeros(nodes.size)
-            for term, weight in trial.wish.preferred_nodes:
+            for term, weight in findings.constraints.preferred_nodes:
                 total += weight * nodes.matching_term(term)
             return total
 
-        found = trial.once("preferred", (nodes.version,), weights)
+        found = findings.once("preferred", (nodes.version,), weights)
         most = (found * allowed).max()
         return np.floor(_BEST * found / most) if most else np.zeros(len(allowed))
 
@@ -309,15 +333,15 @@ class Feasibility:
 _NO_VOLUMES: Final = VolumeView()
 
 
-def _sorted_out(alive: BoolArray, groups: tuple[Objections, ...]) -> tuple[BoolArray, tuple[Refused, ...]]:
+def _sorted_out(alive: BoolArray, groups: tuple[Rejections, ...]) -> tuple[BoolArray, tuple[Rejection, ...]]:
     """What is left, and who refused first."""
     left = alive.copy()
-    refusals = []
+    rejections = []
     for group in groups:
         before = left
-        for objection in group:
-            rows = objection.rows & before
+        for rejection in group:
+            rows = rejection.rows & before
             if np.count_nonzero(rows):
                 left = left & ~rows
-                refusals.append(Refused(objection.filter, objection.reason, rows, objection.resolvable))
-    return left, tuple(refusals)
+                rejections.append(Rejection(rejection.filter, rejection.reason, rows, rejection.resolvable))
+    return left, tuple(rejections)

@@ -9,7 +9,7 @@ from typing import Final
 
 from aiohttp import web
 
-from shoal.scheduler.http.connection import Connection
+from shoal.scheduler.http.server import ServerConnection
 from shoal.scheduler.metrics import Metrics
 
 Route = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -72,7 +72,7 @@ class Routes:
 def shown(request: web.BaseRequest) -> str:
     """The fingerprint of the caller's certificate; empty without one."""
     connection = request.protocol
-    return connection.shown if isinstance(connection, Connection) else ""
+    return connection.shown if isinstance(connection, ServerConnection) else ""
 
 
 def rest(request: web.BaseRequest, path: str) -> str:

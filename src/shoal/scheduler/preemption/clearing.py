@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,19 +19,18 @@ from shoal.kube.errors import ConflictError, KubeError, NotFoundError
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import PODS
 from shoal.placement.columns import BoolArray
-from shoal.scheduler.books.books import Books
 from shoal.scheduler.feasibility.feasibility import Feasibility
-from shoal.scheduler.preemption.budgets import Budgets
 from shoal.scheduler.preemption.search import (
-    OnNode,
-    Plan,
+    DisruptionBudgets,
+    PodOnNode,
+    PreemptionPlan,
     candidate_limit,
     choose,
     refusal,
 )
-from shoal.scheduler.preemption.words import for_whom, who_leaves
-from shoal.scheduler.queue.standing import Standing
-from shoal.scheduler.telling.tell import Teller
+from shoal.scheduler.queue.order import Standing
+from shoal.scheduler.reporting.reporter import Reporter
+from shoal.scheduler.state.cluster_state import ClusterState
 
 log = logging.getLogger(__name__)
 
@@ -51,19 +50,19 @@ class Clearing:
 
     def __init__(
         self,
-        books: Books,
+        state: ClusterState,
         feasibility: Feasibility,
         client: Client,
-        teller: Teller,
+        reporter: Reporter,
         *,
-        budgets: Budgets,
+        budgets: DisruptionBudgets,
         may_write: Callable[[], bool],
         rng: random.Random,
     ) -> None:
-        self._books = books
+        self._state = state
         self._feasibility = feasibility
         self._client = client
-        self._teller = teller
+        self._reporter = reporter
         self._budgets = budgets
         self._may_write = may_write
         self._rng = rng
@@ -75,7 +74,7 @@ class Clearing:
         return self._without(allowed, [each for each in self._cleared.values() if each.standing.is_above(standing)])
 
     def _without(self, allowed: BoolArray, cleared: Sequence[Cleared]) -> BoolArray:
-        rows = [row for each in cleared if (row := self._books.row(each.node)) is not None]
+        rows = [row for each in cleared if (row := self._state.row(each.node)) is not None]
         if not rows:
             return allowed
         kept = allowed.copy()
@@ -90,7 +89,7 @@ class Clearing:
         """Clear a node for the pod, or go on clearing the one that was chosen; None when nobody can give way."""
         uid = pod.metadata.uid
         under_way = self._cleared.get(uid)
-        if under_way is not None and any(self._books.pod(victim) is not None for victim in under_way.victims):
+        if under_way is not None and any(self._state.pod(victim) is not None for victim in under_way.victims):
             return under_way
         self._cleared.pop(uid, None)
         # A node that is being cleared for a pod as important is that pod's.
@@ -108,21 +107,21 @@ class Clearing:
             task.add_done_callback(self._evictions.discard)
         return cleared
 
-    def _plan(self, pod: Pod, candidates: BoolArray) -> Plan | None:
+    def _plan(self, pod: Pod, candidates: BoolArray) -> PreemptionPlan | None:
         rows = np.flatnonzero(candidates)
         start = self._rng.randrange(len(rows)) if len(rows) else 0
-        node_at = self._books.engine.ledger.node_at
+        node_at = self._state.engine.ledger.node_at
         return self.plan(pod, (node_at(row).name for row in np.roll(rows, -start).tolist()))
 
-    def plan(self, pod: Pod, nodes: Iterable[str]) -> Plan | None:
+    def plan(self, pod: Pod, nodes: Iterable[str]) -> PreemptionPlan | None:
         """Who would have to go from one of these nodes so that the pod fits there; None when nobody can give way."""
         level = pod.spec.priority or 0
-        if refusal(pod.spec.preemption_policy, priority=level) or self._books.lowest_priority() >= level:
+        if refusal(pod.spec.preemption_policy, priority=level) or self._state.lowest_priority() >= level:
             return None
-        cards_fit = self._books.engine.fits_without(self._books.request(pod))
+        cards_fit = self._state.engine.fits_without(self._state.request(pod))
 
         def fits(node: str, gone: frozenset[str]) -> bool:
-            row = self._books.row(node)
+            row = self._state.row(node)
             return row is not None and cards_fit(node, gone) and self._feasibility.fits_without(pod, row, gone)
 
         return choose(
@@ -131,24 +130,24 @@ class Clearing:
             fits=fits,
             priority=level,
             budgets=self._budgets.allowances(),
-            limit=candidate_limit(self._books.nodes()),
+            limit=candidate_limit(self._state.nodes()),
         )
 
-    def _on_node(self, node: str) -> list[OnNode]:
-        books = self._books.engine.ledger.node(node)
+    def _on_node(self, node: str) -> list[PodOnNode]:
+        node_ledger = self._state.engine.ledger.node(node)
         return [
-            OnNode(
+            PodOnNode(
                 uid=pod.metadata.uid,
                 priority=pod.spec.priority or 0,
                 started=pod.status.start_time,
                 disruption_budgets=self._budgets.of(pod),
                 giving_way=pod.metadata.deletion_timestamp is not None,
             )
-            for pod in self._pods(() if books is None else books.pods)
+            for pod in self._pods(() if node_ledger is None else node_ledger.pods)
         ]
 
     def _pods(self, uids: Iterable[str]) -> list[Pod]:
-        return [pod for uid in uids if (pod := self._books.pod(uid)) is not None]
+        return [pod for uid in uids if (pod := self._state.pod(uid)) is not None]
 
     async def _evict(self, victim: Pod, pod: Pod, node: str) -> None:
         meta = victim.metadata
@@ -177,4 +176,25 @@ class Clearing:
             log.warning("preempting %s/%s: %s", meta.namespace, meta.name, error)
             self._cleared.pop(pod.metadata.uid, None)
             return
-        self._teller.note(victim, "Preempted", f"Preempted by {for_whom(victim, pod)} on node {node}")
+        self._reporter.note(victim, "Preempted", f"Preempted by {for_whom(victim, pod)} on node {node}")
+
+
+def who_leaves(pod: Pod, victims: Collection[Pod]) -> str:
+    """Those that make room for a pod, for its own message."""
+    own = sorted(_name(victim) for victim in victims if _is_neighbour(victim, pod))
+    others = len(victims) - len(own)
+    counted = "1 pod of another namespace" if others == 1 else f"{others} pods of other namespaces"
+    return ", ".join([*own, *([counted] if others else [])])
+
+
+def for_whom(victim: Pod, pod: Pod) -> str:
+    """The pod that room is made for, for the message of one that must leave."""
+    return _name(pod) if _is_neighbour(victim, pod) else "a pod of another namespace with a higher priority"
+
+
+def _is_neighbour(one: Pod, other: Pod) -> bool:
+    return one.metadata.namespace == other.metadata.namespace
+
+
+def _name(pod: Pod) -> str:
+    return f"{pod.metadata.namespace}/{pod.metadata.name}"

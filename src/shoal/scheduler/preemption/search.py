@@ -14,9 +14,13 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from shoal.kube.objects.pod import Pod
 from shoal.kube.objects.policy import PodDisruptionBudget
 from shoal.kube.resources import key_of
+from shoal.kube.selectors import RawLabelSelector, label_selector
+from shoal.kube.store import Store
 
 #: Nodes on which victims are looked for: a tenth of all, but this many if there are as many.
 MIN_CANDIDATES: Final = 100
@@ -29,7 +33,7 @@ _NOT_STARTED: Final = "~"
 
 
 @dataclass(frozen=True, slots=True)
-class OnNode:
+class PodOnNode:
     """A pod on a node. `started` is the time in the pod's status, which sorts as text."""
 
     uid: str
@@ -47,11 +51,11 @@ class OnNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PreemptionPlan:
     """Evict these, the most important first, and the pod fits on this node."""
 
     node: str
-    victims: tuple[OnNode, ...]
+    victims: tuple[PodOnNode, ...]
     #: How many of them break a disruption budget.
     violations: int = 0
 
@@ -61,7 +65,7 @@ def candidate_limit(nodes: int) -> int:
     return max(MIN_CANDIDATES, nodes // 10)
 
 
-def refusal(policy: str | None, *, priority: int, nominated: Iterable[OnNode] = ()) -> str | None:
+def refusal(policy: str | None, *, priority: int, nominated: Iterable[PodOnNode] = ()) -> str | None:
     """Why a pod may not make others give way, in words; None when it may.
 
     `nominated` are the pods on the node that it was promised, if it was: while they leave, no others are evicted.
@@ -76,18 +80,18 @@ def refusal(policy: str | None, *, priority: int, nominated: Iterable[OnNode] = 
 def choose(
     nodes: Iterable[str],
     *,
-    pods_on: Callable[[str], Sequence[OnNode]],
+    pods_on: Callable[[str], Sequence[PodOnNode]],
     fits: Callable[[str, frozenset[str]], bool],
     priority: int,
     budgets: Mapping[Hashable, int],
     limit: int,
-) -> Plan | None:
+) -> PreemptionPlan | None:
     """The best plan, or None when nobody's leaving helps. Of equal nodes the first is taken.
 
     `fits` says whether the pod fits on a node without some of its pods; `budgets` how many evictions each allows. The
     search ends after `limit` nodes with a plan, unless every plan so far breaks a budget.
     """
-    plans: list[Plan] = []
+    plans: list[PreemptionPlan] = []
     sparing = 0
     for node in nodes:
         plan = _plan(node, pods_on(node), fits, priority, budgets)
@@ -104,11 +108,11 @@ def choose(
 
 def _plan(
     node: str,
-    pods: Iterable[OnNode],
+    pods: Iterable[PodOnNode],
     fits: Callable[[str, frozenset[str]], bool],
     priority: int,
     budgets: Mapping[Hashable, int],
-) -> Plan | None:
+) -> PreemptionPlan | None:
     lower = sorted((pod for pod in pods if pod.priority < priority), key=lambda pod: pod.importance)
     away = {pod.uid for pod in lower}
     if not lower or not fits(node, frozenset(away)):
@@ -117,10 +121,10 @@ def _plan(
     for pod in sorted(lower, key=lambda pod: pod.uid not in breaking):
         if fits(node, frozenset(away - {pod.uid})):
             away.remove(pod.uid)
-    return Plan(node, tuple(pod for pod in lower if pod.uid in away), len(away & breaking))
+    return PreemptionPlan(node, tuple(pod for pod in lower if pod.uid in away), len(away & breaking))
 
 
-def _breaking(pods: Iterable[OnNode], budgets: Mapping[Hashable, int]) -> set[str]:
+def _breaking(pods: Iterable[PodOnNode], budgets: Mapping[Hashable, int]) -> set[str]:
     """The pods whose eviction breaks a budget when all are evicted in this order."""
     left = dict(budgets)
     found: set[str] = set()
@@ -132,13 +136,13 @@ def _breaking(pods: Iterable[OnNode], budgets: Mapping[Hashable, int]) -> set[st
     return found
 
 
-def _cost(plan: Plan) -> tuple[float, ...]:
+def _cost(plan: PreemptionPlan) -> tuple[float, ...]:
     highest = max((pod.priority for pod in plan.victims), default=-_ABOVE_ZERO)
     together = sum(pod.priority + _ABOVE_ZERO for pod in plan.victims)
     return plan.violations, highest, together, len(plan.victims)
 
 
-def _youth(plan: Plan) -> str:
+def _youth(plan: PreemptionPlan) -> str:
     """Since when the longest-running of the most important victims runs."""
     highest = max((pod.priority for pod in plan.victims), default=0)
     return min((pod.started or _NOT_STARTED for pod in plan.victims if pod.priority == highest), default=_NOT_STARTED)
@@ -173,3 +177,26 @@ def budgets_of(
         and pod.metadata.name not in budget.status.disrupted_pods
         and matches(budget, pod)
     )
+
+
+class DisruptionBudgets:
+    """All budgets of the cluster."""
+
+    def __init__(self, store: Store[PodDisruptionBudget]) -> None:
+        self._store = store
+
+    def of(self, pod: Pod) -> tuple[Hashable, ...]:
+        """The budgets that an eviction of this pod is taken off."""
+        return budgets_of(pod, list(self._store), matches=_covers) if len(self._store) else ()
+
+    def allowances(self) -> dict[Hashable, int]:
+        """How many evictions each allows now."""
+        return allowances(self._store)
+
+
+def _covers(budget: PodDisruptionBudget, pod: Pod) -> bool:
+    try:
+        selector = msgspec.convert(budget.spec.selector, RawLabelSelector | None)
+    except msgspec.ValidationError:
+        return True  # a budget that cannot be read may mean this pod
+    return label_selector(selector).matches(pod.metadata.labels)

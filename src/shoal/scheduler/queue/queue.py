@@ -19,10 +19,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
-from shoal.scheduler.queue.heap import Heap, Key
-from shoal.scheduler.queue.line import Line, turn
-from shoal.scheduler.queue.standing import Standing
-from shoal.scheduler.queue.wake import Wake
+from shoal.scheduler.cluster_events import ClusterEvent
+from shoal.scheduler.queue.order import ActiveQueue, Heap, Key, Standing, turn
 
 #: The pause after the first failed try doubles with each further one, up to the longest.
 FIRST_BACKOFF: Final = 1.0
@@ -31,7 +29,7 @@ MAX_BACKOFF: Final = 10.0
 SWEEP_AFTER: Final = 300.0
 
 
-class Place(Enum):
+class QueuePlace(Enum):
     """Where a pod of the queue is."""
 
     GATED = "gated"
@@ -42,7 +40,7 @@ class Place(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueuedPod:
     """A pod as the queue knows it. The queue counts `attempts` and sets `queued_at`; they do not make pods differ."""
 
     uid: str
@@ -60,7 +58,7 @@ class Waiting:
     queued_at: float = field(default=0.0, compare=False)
 
     @property
-    def kin(self) -> Hashable:
+    def equals(self) -> Hashable:
         """The same for pods of which one try speaks for all."""
         if self.gang is not None:
             return "gang", self.gang
@@ -71,7 +69,7 @@ class Waiting:
         return Standing(self.namespace, self.priority, self.urgency)
 
 
-Where = Callable[[Waiting], bool]
+Where = Callable[[QueuedPod], bool]
 
 
 def backoff(attempts: int) -> float:
@@ -79,22 +77,22 @@ def backoff(attempts: int) -> float:
     return min(MAX_BACKOFF, FIRST_BACKOFF * 2.0 ** min(attempts - 1, 10)) if attempts else 0.0
 
 
-class Queue:
+class SchedulingQueue:
     """Pods in the order in which they are to be tried: by priority, then by when they first came.
 
     What a pod says of its own urgency moves it among those of its namespace and priority alone (`line`).
     """
 
     def __init__(self) -> None:
-        self._entries: dict[str, _Entry] = {}
-        self._counts: Counter[Place] = Counter()
-        self._active = Line()
+        self._entries: dict[str, _QueueEntry] = {}
+        self._counts: Counter[QueuePlace] = Counter()
+        self._active = ActiveQueue()
         self._backoff = Heap()
-        self._flight: dict[str, _Entry] = {}
+        self._flight: dict[str, _QueueEntry] = {}
         #: Where equal pods are parked, with the time of the last try of one of them, the longest ago first.
-        self._tried: dict[tuple[Hashable, Wake], float] = {}
-        self._kin: dict[Hashable, _Kin] = {}
-        self._by_reason: dict[Wake, dict[Hashable, _Bench]] = {}
+        self._tried: dict[tuple[Hashable, ClusterEvent], float] = {}
+        self._equals: dict[Hashable, _EqualPods] = {}
+        self._by_reason: dict[ClusterEvent, dict[Hashable, _ParkedPods]] = {}
         self._arrivals = 0
         self._now = float("-inf")
 
@@ -104,37 +102,37 @@ class Queue:
     def __contains__(self, uid: str) -> bool:
         return uid in self._entries
 
-    def place_of(self, uid: str) -> Place | None:
+    def place_of(self, uid: str) -> QueuePlace | None:
         entry = self._entries.get(uid)
         return None if entry is None else entry.place
 
-    def counts(self) -> Mapping[Place, int]:
+    def counts(self) -> Mapping[QueuePlace, int]:
         """How many pods are in each place."""
-        return {place: self._counts[place] for place in Place}
+        return {place: self._counts[place] for place in QueuePlace}
 
     # Pods come and go
 
-    def add(self, pod: Waiting, now: float) -> None:
+    def add(self, pod: QueuedPod, now: float) -> None:
         """A pod is new or may have changed. One that did is tried again; one that did not stays where it is."""
         self._now = now
         entry = self._entries.get(pod.uid)
         if entry is None:
             self._arrivals += 1
-            entry = _Entry(replace(pod, attempts=0, queued_at=now), self._arrivals)
+            entry = _QueueEntry(replace(pod, attempts=0, queued_at=now), self._arrivals)
             self._entries[pod.uid] = entry
-            self._put(entry, Place.GATED if pod.gated else Place.ACTIVE)
+            self._put(entry, QueuePlace.GATED if pod.gated else QueuePlace.ACTIVE)
             return
         if entry.pod == pod:
             return
-        in_flight = entry.place is Place.IN_FLIGHT
+        in_flight = entry.place is QueuePlace.IN_FLIGHT
         if not in_flight:
             self._lift(entry)
         self._pass_on(entry)
         entry.pod = replace(pod, attempts=entry.pod.attempts, queued_at=entry.pod.queued_at)
         if in_flight:
-            entry.missed |= Wake.POD_CHANGED
+            entry.missed |= ClusterEvent.POD_CHANGED
         elif pod.gated:
-            self._put(entry, Place.GATED)
+            self._put(entry, QueuePlace.GATED)
         else:
             self._ready(entry)
 
@@ -148,21 +146,21 @@ class Queue:
 
     # A try and how it ends
 
-    def pop(self, now: float) -> Waiting | None:
+    def pop(self, now: float) -> QueuedPod | None:
         """The pod to try now; it is in flight until `park`, `retry` or `remove` says how the try ended."""
         self.sweep(now)
         while (uid := self._backoff.first()) is not None and self._entries[uid].due <= now:
             entry = self._entries[uid]
             self._lift(entry)
-            self._put(entry, Place.ACTIVE)
+            self._put(entry, QueuePlace.ACTIVE)
         uid = self._active.call()
         return None if uid is None else self._fly(self._entries[uid])
 
-    def take(self, uids: Iterable[str], now: float) -> list[Waiting]:
+    def take(self, uids: Iterable[str], now: float) -> list[QueuedPod]:
         """Pull these pods out, from wherever they wait: members of a gang go together. Others than waiting are left."""
         self._now = now
         entries = [self._entries[uid] for uid in dict.fromkeys(uids) if uid in self._entries]
-        return [self._fly(entry) for entry in entries if entry.place not in (Place.GATED, Place.IN_FLIGHT)]
+        return [self._fly(entry) for entry in entries if entry.place not in (QueuePlace.GATED, QueuePlace.IN_FLIGHT)]
 
     def placed(self, uid: str) -> None:
         """The pod has its place and only its Binding is open: its equals need not wait for that."""
@@ -170,7 +168,7 @@ class Queue:
         if entry is not None:
             self._pass_on(entry)
 
-    def park(self, uid: str, reasons: Wake, now: float) -> None:
+    def park(self, uid: str, reasons: ClusterEvent, now: float) -> None:
         """The pod fits nowhere until one of these happens. A pod that is not in flight any more stays where it is."""
         entry = self._land(uid, now)
         if entry is None:
@@ -178,12 +176,12 @@ class Queue:
         entry.reasons = reasons
         if entry.pod.gated:
             self._pass_on(entry)
-            self._put(entry, Place.GATED)
-        elif entry.missed & (reasons | Wake.POD_CHANGED):
+            self._put(entry, QueuePlace.GATED)
+        elif entry.missed & (reasons | ClusterEvent.POD_CHANGED):
             self._ready(entry)
         else:
             entry.leads = False
-            self._put(entry, Place.PARKED)
+            self._put(entry, QueuePlace.PARKED)
 
     def retry(self, uid: str, now: float) -> None:
         """The try failed for no reason of the pod's: it comes back by itself after a pause."""
@@ -192,13 +190,13 @@ class Queue:
             return
         self._pass_on(entry)
         if entry.pod.gated:
-            self._put(entry, Place.GATED)
+            self._put(entry, QueuePlace.GATED)
         else:
             self._ready(entry)
 
     # What happens meanwhile
 
-    def wake(self, events: Wake, now: float, *, where: Where | None = None) -> None:
+    def wake(self, events: ClusterEvent, now: float, *, where: Where | None = None) -> None:
         """Something happened. With `where` it matters to these pods only, and finding them takes a look at each."""
         self._now = now
         if not events:
@@ -207,20 +205,20 @@ class Queue:
             if where is None or where(entry.pod):
                 entry.missed |= events
         for reasons in [reasons for reasons in self._by_reason if reasons & events]:
-            for kin, bench in list(self._by_reason[reasons].items()):
-                self._rouse(self._kin[kin], [bench], where)
+            for equals, parked in list(self._by_reason[reasons].items()):
+                self._wake_one(self._equals[equals], [parked], where)
 
     def sweep(self, now: float) -> None:
         """Bring back one of those equal pods of which none was tried for long."""
         self._now = now
         while self._tried:
-            (kin, reasons), since = next(iter(self._tried.items()))
+            (equals, reasons), since = next(iter(self._tried.items()))
             if now < since + SWEEP_AFTER:
                 return
-            self._note_try(kin, reasons)
-            entry = self._entries[self._kin[kin].benches[reasons].longest()]
+            self._note_try(equals, reasons)
+            entry = self._entries[self._equals[equals].parked[reasons].longest()]
             self._lift(entry)
-            self._put(entry, Place.ACTIVE)
+            self._put(entry, QueuePlace.ACTIVE)
             entry.leads = True
 
     def next_time(self) -> float | None:
@@ -235,14 +233,14 @@ class Queue:
 
     # Parts
 
-    def _fly(self, entry: _Entry) -> Waiting:
+    def _fly(self, entry: _QueueEntry) -> QueuedPod:
         self._lift(entry)
         entry.pod = replace(entry.pod, attempts=entry.pod.attempts + 1)
-        entry.missed = Wake(0)
-        self._put(entry, Place.IN_FLIGHT)
+        entry.missed = ClusterEvent(0)
+        self._put(entry, QueuePlace.IN_FLIGHT)
         return entry.pod
 
-    def _land(self, uid: str, now: float) -> _Entry | None:
+    def _land(self, uid: str, now: float) -> _QueueEntry | None:
         self._now = now
         entry = self._flight.get(uid)
         if entry is not None:
@@ -250,99 +248,99 @@ class Queue:
             entry.due = now + backoff(entry.pod.attempts)
         return entry
 
-    def _ready(self, entry: _Entry) -> None:
-        self._put(entry, Place.BACKOFF if entry.due > self._now else Place.ACTIVE)
+    def _ready(self, entry: _QueueEntry) -> None:
+        self._put(entry, QueuePlace.BACKOFF if entry.due > self._now else QueuePlace.ACTIVE)
 
-    def _pass_on(self, entry: _Entry) -> None:
-        """A pod that led leaves the lead to the next of its kin."""
+    def _pass_on(self, entry: _QueueEntry) -> None:
+        """A pod that led leaves the lead to the next of its equals."""
         if entry.leads:
             entry.leads = False
-            kin = self._kin.get(entry.pod.kin)
-            if kin is not None:
-                self._rouse(kin, kin.benches.values(), None)
+            equals = self._equals.get(entry.pod.equals)
+            if equals is not None:
+                self._wake_one(equals, equals.parked.values(), None)
 
-    def _rouse(self, kin: _Kin, benches: Iterable[_Bench], where: Where | None) -> None:
+    def _wake_one(self, equals: _EqualPods, groups: Iterable[_ParkedPods], where: Where | None) -> None:
         """See to it that one of these equal pods is tried after now, as early as may be."""
-        lead = self._first(kin.active, where)
+        lead = self._first(equals.active, where)
         if lead is None:
-            ready = [entry for bench in benches if (entry := self._first(bench.ready(self._now), where))]
-            lead = min(ready, key=lambda entry: entry.order, default=None) or self._first(kin.backoff, where)
+            ready = [entry for parked in groups if (entry := self._first(parked.ready(self._now), where))]
+            lead = min(ready, key=lambda entry: entry.order, default=None) or self._first(equals.backoff, where)
         if lead is None:
-            resting = [entry for bench in benches if (entry := self._first(bench.resting, where))]
+            resting = [entry for parked in groups if (entry := self._first(parked.resting, where))]
             lead = min(resting, key=lambda entry: entry.due, default=None)
         if lead is None:
             return
-        if lead.place is Place.PARKED:
+        if lead.place is QueuePlace.PARKED:
             self._lift(lead)
             self._ready(lead)
         lead.leads = True
 
-    def _first(self, uids: Iterable[str], where: Where | None) -> _Entry | None:
+    def _first(self, uids: Iterable[str], where: Where | None) -> _QueueEntry | None:
         entries = (self._entries[uid] for uid in uids)
         return next((entry for entry in entries if where is None or where(entry.pod)), None)
 
-    def _note_try(self, kin: Hashable, reasons: Wake) -> None:
-        self._tried.pop((kin, reasons), None)
-        self._tried[kin, reasons] = self._now
+    def _note_try(self, equals: Hashable, reasons: ClusterEvent) -> None:
+        self._tried.pop((equals, reasons), None)
+        self._tried[equals, reasons] = self._now
 
-    def _put(self, entry: _Entry, place: Place) -> None:
+    def _put(self, entry: _QueueEntry, place: QueuePlace) -> None:
         uid = entry.pod.uid
         entry.place = place
         self._counts[place] += 1
-        if place is Place.IN_FLIGHT:
+        if place is QueuePlace.IN_FLIGHT:
             self._flight[uid] = entry
-        if place in (Place.GATED, Place.IN_FLIGHT):
+        if place in (QueuePlace.GATED, QueuePlace.IN_FLIGHT):
             return
-        kin = self._kin.setdefault(entry.pod.kin, _Kin())
-        if place is Place.ACTIVE:
+        equals = self._equals.setdefault(entry.pod.equals, _EqualPods())
+        if place is QueuePlace.ACTIVE:
             self._active.enter(entry)
-            kin.active[uid] = None
-        elif place is Place.BACKOFF:
+            equals.active[uid] = None
+        elif place is QueuePlace.BACKOFF:
             self._backoff.push(uid, (entry.due, entry.order))
-            kin.backoff[uid] = None
+            equals.backoff[uid] = None
         else:
-            self._note_try(entry.pod.kin, entry.reasons)
-            bench = kin.benches.setdefault(entry.reasons, _Bench())
-            self._by_reason.setdefault(entry.reasons, {})[entry.pod.kin] = bench
-            bench.sit(entry)
+            self._note_try(entry.pod.equals, entry.reasons)
+            parked = equals.parked.setdefault(entry.reasons, _ParkedPods())
+            self._by_reason.setdefault(entry.reasons, {})[entry.pod.equals] = parked
+            parked.add(entry)
 
-    def _lift(self, entry: _Entry) -> None:
+    def _lift(self, entry: _QueueEntry) -> None:
         uid = entry.pod.uid
         self._counts[entry.place] -= 1
         self._flight.pop(uid, None)
         self._active.leave(uid)
         self._backoff.discard(uid)
-        kin = self._kin.get(entry.pod.kin)
-        if kin is None or entry.place in (Place.GATED, Place.IN_FLIGHT):
+        equals = self._equals.get(entry.pod.equals)
+        if equals is None or entry.place in (QueuePlace.GATED, QueuePlace.IN_FLIGHT):
             return
-        kin.active.pop(uid, None)
-        kin.backoff.pop(uid, None)
-        if entry.place is Place.PARKED:
-            bench = kin.benches[entry.reasons]
-            bench.leave(uid)
-            if not bench:
-                del kin.benches[entry.reasons]
-                del self._by_reason[entry.reasons][entry.pod.kin]
-                del self._tried[entry.pod.kin, entry.reasons]
-        if not (kin.active or kin.backoff or kin.benches):
-            del self._kin[entry.pod.kin]
+        equals.active.pop(uid, None)
+        equals.backoff.pop(uid, None)
+        if entry.place is QueuePlace.PARKED:
+            parked = equals.parked[entry.reasons]
+            parked.leave(uid)
+            if not parked:
+                del equals.parked[entry.reasons]
+                del self._by_reason[entry.reasons][entry.pod.equals]
+                del self._tried[entry.pod.equals, entry.reasons]
+        if not (equals.active or equals.backoff or equals.parked):
+            del self._equals[entry.pod.equals]
 
 
-class _Entry:
+class _QueueEntry:
     """A pod, where it is, and what is known of its tries."""
 
     __slots__ = ("arrival", "due", "leads", "missed", "place", "pod", "reasons", "ticket")
 
-    def __init__(self, pod: Waiting, arrival: int) -> None:
+    def __init__(self, pod: QueuedPod, arrival: int) -> None:
         #: Its number in the order of arrival, and the number whose turn is its own: `line` exchanges them.
         self.arrival = self.ticket = arrival
         self.pod = pod
-        self.place = Place.GATED
+        self.place = QueuePlace.GATED
         #: When its backoff ends.
         self.due = float("-inf")
-        self.reasons = Wake(0)
+        self.reasons = ClusterEvent(0)
         #: What happened while it was in flight.
-        self.missed = Wake(0)
+        self.missed = ClusterEvent(0)
         #: Its equals wait for what becomes of it.
         self.leads = False
 
@@ -360,18 +358,18 @@ class _Entry:
         return turn(self)
 
 
-class _Kin:
+class _EqualPods:
     """Where equal pods are."""
 
-    __slots__ = ("active", "backoff", "benches")
+    __slots__ = ("active", "backoff", "parked")
 
     def __init__(self) -> None:
         self.active: dict[str, None] = {}
         self.backoff: dict[str, None] = {}
-        self.benches: dict[Wake, _Bench] = {}
+        self.parked: dict[ClusterEvent, _ParkedPods] = {}
 
 
-class _Bench:
+class _ParkedPods:
     """Equal pods parked for the same reasons."""
 
     __slots__ = ("_parked", "_ready", "resting")
@@ -386,7 +384,7 @@ class _Bench:
     def __bool__(self) -> bool:
         return bool(self._parked)
 
-    def sit(self, entry: _Entry) -> None:
+    def add(self, entry: _QueueEntry) -> None:
         self._parked[entry.pod.uid] = None
         self.resting.push(entry.pod.uid, (entry.due, entry.order))
 

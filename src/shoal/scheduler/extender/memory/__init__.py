@@ -1,1 +1,0 @@
-"""What is remembered of pods between the requests of kube-scheduler."""

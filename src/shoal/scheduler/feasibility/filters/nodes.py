@@ -1,0 +1,104 @@
+"""Filters of single nodes: cordon, name, taints, node affinity; then host ports, places for pods and resources."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from shoal.model.contract import kubernetes
+from shoal.placement.columns import BoolArray
+from shoal.scheduler.feasibility.filters import Rejection, Rejections
+from shoal.scheduler.feasibility.node_table import NodeTable, tolerates_cordon
+from shoal.scheduler.feasibility.pod_spec import MOST, HostPort, PodConstraints, RequiredNodeAffinity, ResourceRequests
+from shoal.scheduler.feasibility.pod_table import PlacedPod, PodTable
+from shoal.scheduler.feasibility.tables import ClusterTables
+
+_FIT = "NodeResourcesFit"
+_TOO_MANY = "Too many pods"
+
+
+def node_rejections(nodes: NodeTable, constraints: PodConstraints) -> tuple[Rejections, ...]:
+    """What nodes reject by what they are, whatever pods they have: one entry per filter, in kube-scheduler's order."""
+    found = []
+    if np.count_nonzero(nodes.cordoned) and not tolerates_cordon(constraints.tolerations):
+        found.append(Rejection("NodeUnschedulable", "node(s) were unschedulable", nodes.cordoned.copy(), False))
+    if constraints.node_names:
+        reason = "node(s) didn't match the requested node name"
+        found.append(Rejection("NodeName", reason, ~nodes.named(constraints.node_names), False))
+    tolerated = nodes.tolerated(constraints.tolerations)
+    if np.count_nonzero(tolerated != nodes.alive):
+        found.append(Rejection("TaintToleration", "node(s) had untolerated taint(s)", ~tolerated, False))
+    wanted = matching_nodes(nodes, constraints.node_affinity)
+    if wanted is not None:
+        reason = "node(s) didn't match Pod's node affinity/selector"
+        found.append(Rejection("NodeAffinity", reason, ~wanted, False))
+    return tuple((rejection,) for rejection in found)
+
+
+def matching_nodes(nodes: NodeTable, wanted: RequiredNodeAffinity) -> BoolArray | None:
+    """The nodes that match node selector and required node affinity; None when the pod has neither."""
+    if wanted.labels is None:
+        return None if wanted.affinity is None else nodes.matching(wanted.affinity)
+    mask = nodes.matching_term(wanted.labels)
+    return mask if wanted.affinity is None else mask & nodes.matching(wanted.affinity)
+
+
+def port_rejections(pods: PodTable, wanted: tuple[HostPort, ...], size: int) -> Rejections:
+    """Another pod has a host port that the pod wants."""
+    rows = np.zeros(size, np.bool_)
+    for port in wanted:
+        taken = pods.ports.get((port.protocol, port.number), {})
+        rows[[row for row, addresses in taken.items() if any(map(port.clashes, addresses))]] = True
+    if not np.count_nonzero(rows):
+        return ()
+    return (Rejection("NodePorts", "node(s) didn't have free ports for the requested pod ports", rows, True),)
+
+
+def ports_free(pods: PodTable, wanted: tuple[HostPort, ...], row: int, gone: tuple[PlacedPod, ...]) -> bool:
+    """Whether the ports were free on one row, were these pods not there."""
+    for port in wanted:
+        taken = Counter(pods.ports.get((port.protocol, port.number), {}).get(row, ()))
+        taken.subtract(
+            other.address
+            for placed in gone
+            if placed.row == row
+            for other in placed.info.ports
+            if (other.protocol, other.number) == (port.protocol, port.number)
+        )
+        if any(count > 0 and port.clashes(address) for address, count in taken.items()):
+            return False
+    return True
+
+
+def fit_rejections(tables: ClusterTables, requests: ResourceRequests) -> Rejections:
+    """The node has too little left. Every resource that is short is told."""
+    short = []
+    never = np.zeros(tables.nodes.size, np.bool_)
+    for name, amount in ((kubernetes.RESOURCE_PODS, 1), *requests):
+        rows = (tables.free.of(name) < amount) & tables.nodes.alive
+        if not np.count_nonzero(rows):
+            continue
+        if name == kubernetes.RESOURCE_PODS:
+            short.append((_TOO_MANY, rows))
+            continue
+        short.append((f"Insufficient {name}", rows))
+        allocatable = tables.nodes.allocatable.get(name)
+        never |= rows if allocatable is None else rows & (allocatable < amount)
+    found = []
+    for reason, rows in short:
+        # Which resource could be freed does not matter where another never can.
+        found += [Rejection(_FIT, reason, rows & ~never, True), Rejection(_FIT, reason, rows & never, False)]
+    return tuple(found)
+
+
+def fits(tables: ClusterTables, requests: ResourceRequests, row: int, gone: tuple[PlacedPod, ...]) -> bool:
+    """Whether there were enough on one row, were these pods not there."""
+    freed = [placed for placed in gone if placed.row == row]
+    if tables.free.of(kubernetes.RESOURCE_PODS)[row] + len(freed) < 1:
+        return False
+    for name, amount in requests:
+        more = sum(min(had, MOST) for placed in freed for other, had in placed.info.requests if other == name)
+        if tables.free.of(name)[row] + more < amount:
+            return False
+    return True

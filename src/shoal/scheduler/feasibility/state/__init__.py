@@ -1,1 +1,0 @@
-"""Nodes, pods and volumes by row, kept by change."""

@@ -1,0 +1,179 @@
+"""TLS by the certificates that the extender makes itself: kept in a Secret, renewed without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from shoal.kube.access.tls import load_pair
+from shoal.kube.errors import KubeError
+from shoal.scheduler.certificates import Bundle, BundleSecret
+from shoal.scheduler.errors import TlsError
+
+log = logging.getLogger(__name__)
+
+#: How often what is kept elsewhere is looked at again.
+LOOK_SECONDS: Final = 60.0
+
+
+class ServerTls(Protocol):
+    """What the server listens with."""
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """For new connections; it is changed in place."""
+        ...
+
+    async def admits(self, shown: str) -> str:
+        """Why a caller may not ask, by the fingerprint it has shown ("" without one); empty when it may."""
+        ...
+
+    async def keep(self) -> None:
+        """Keep the context as new as its source, until cancelled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files of the operator's own. With `client_ca`, callers must show a certificate that it has signed."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """What the server listens with. Raises TlsError."""
+        context = server_context()
+        if self.client_ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            self.load(context)
+        except (OSError, ssl.SSLError) as error:
+            raise TlsError(
+                f"TLS files {self.certificate}, {self.key}"
+                f"{f', {self.client_ca}' if self.client_ca else ''} cannot be used: {error}: "
+                "give a certificate and its own key, and a CA, as PEM"
+            ) from error
+        return context
+
+    def load(self, context: ssl.SSLContext) -> None:
+        """Take the files as they are now. Raises OSError."""
+        context.load_cert_chain(self.certificate, self.key)
+        if self.client_ca is not None:
+            context.load_verify_locations(self.client_ca)
+
+
+class FileTls:
+    """TLS by files, which are read again while the server runs.
+
+    A renewed certificate counts from the next connection on, and one that is half written does not replace what works.
+    A client CA that was replaced counts beside the old one until a restart.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self.context = files.context()
+
+    async def admits(self, shown: str) -> str:
+        """The handshake has seen to it."""
+        return ""
+
+    async def keep(self) -> None:
+        """Read the files again from time to time."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.renew()
+
+    def renew(self) -> None:
+        """Take the files as they are now, if they are usable."""
+        try:
+            self._files.context()
+            self._files.load(self.context)
+        except (TlsError, OSError) as error:
+            log.warning("TLS files were not renewed: %s", error)
+
+
+def server_context() -> ssl.SSLContext:
+    """A context for a server, with nothing loaded yet."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+#: A certificate that is not known yet makes the Secret be read again, this often at most.
+_AGAIN_SECONDS: Final = 1.0
+_REFUSED: Final = "this client certificate was replaced: give kube-scheduler what `shoal config kube-scheduler` prints"
+
+
+class OwnTls:
+    """What the server listens with, and which clients it knows."""
+
+    def __init__(self, secret: BundleSecret, bundle: Bundle) -> None:
+        self._secret = secret
+        self._bundle = bundle
+        self._accepted = bundle.accepted
+        self._current = bundle.settled().accepted
+        self._looked_at = float("-inf")
+        self._looking = asyncio.Lock()
+        self.context = server_context()
+        self.context.verify_mode = ssl.CERT_REQUIRED
+        self.context.load_verify_locations(cadata=bundle.authority.certificate.decode())
+        load_pair(self.context, bundle.server)
+
+    @classmethod
+    async def begun(cls, secret: BundleSecret) -> OwnTls:
+        """Take the Secret's certificates, which are made if it holds none."""
+        return cls(secret, await secret.ensure())
+
+    async def admits(self, shown: str) -> str:
+        """Why this client is not let in; empty when it is."""
+        if shown not in self._accepted:
+            await self._look_again()
+        if shown not in self._accepted:
+            return _REFUSED
+        if self._bundle.previous and shown in self._current:
+            await self._settle(shown)
+        return ""
+
+    async def keep(self) -> None:
+        """Follow the Secret, and renew the server's certificate in time."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Take what the Secret holds now."""
+        try:
+            self._take(await self._secret.ensure())
+        except (TlsError, KubeError) as error:
+            log.warning("TLS stays as it is: %s", error)
+
+    async def _look_again(self) -> None:
+        async with self._looking:
+            now = asyncio.get_running_loop().time()
+            if now - self._looked_at >= _AGAIN_SECONDS:
+                self._looked_at = now
+                await self.look()
+
+    async def _settle(self, used: str) -> None:
+        log.info("kube-scheduler uses its new certificate: the one before is over")
+        self._bundle = self._bundle.settled()
+        self._accepted = self._current
+        try:
+            self._take(await self._secret.settle_client(used))
+        except (TlsError, KubeError) as error:
+            log.warning("the Secret still knows the certificate before: %s", error)
+
+    def _take(self, bundle: Bundle) -> None:
+        if bundle.authority.certificate != self._bundle.authority.certificate:
+            raise TlsError("the Secret holds another authority: restart the scheduler")
+        if bundle.server != self._bundle.server:
+            load_pair(self.context, bundle.server)
+            log.info("the server's certificate is renewed")
+        self._bundle = bundle
+        self._accepted = bundle.accepted
+        self._current = bundle.settled().accepted
