@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.model.request import Share, accepts
+from shoal.model.request import Share, accepts, share_words
 from shoal.placement import stacking
 from shoal.placement.classes import CardNeed, PodClass
 from shoal.placement.columns import BoolArray, Fact
@@ -130,13 +130,4 @@ def _words(share: Share) -> str:
     """A share as a person would say it."""
     if share.exclusive:
         return f"a whole card of {share.memory_mib} MiB" if share.memory_mib else "a whole card"
-    parts = [
-        f"{amount} {unit}"
-        for amount, unit in (
-            (share.memory_mib, "MiB"),
-            (share.compute, "% compute"),
-            (share.clients, "MPS clients"),
-        )
-        if amount
-    ]
-    return " with ".join(parts)
+    return share_words(share)
