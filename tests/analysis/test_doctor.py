@@ -159,6 +159,11 @@ WRONG: tuple[tuple[str, dict[str, Any], str, Level, str], ...] = (
         *("cards", Level.FAILED, "those of n1 cannot be read"),
     ),
     (
+        "no driver",
+        {"nodes": [made("n1", annotations={shoal.ANNOTATION_GPUS: shoal.encode_gpus(())})]},
+        *("cards", Level.FAILED, "n1: the agent finds no card"),
+    ),
+    (
         "no agent",
         {"nodes": [made("n1", without=[shoal.ANNOTATION_GPUS], allocatable=NO_DEVICES, labels={"gpushare": "true"})]},
         *("cards", Level.FAILED, "n1: labelled for GPUs, and no agent shows any"),

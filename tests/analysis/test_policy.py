@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.analysis.dry_run import DryRun, in_force
+from shoal.analysis.dry_run import DryRun
+from shoal.analysis.policy import in_force
 from shoal.analysis.policy_diff import as_it_is, compare, replay
 from shoal.analysis.snapshot import CONFIGMAP, ClusterSnapshot, settings_of
 from shoal.kube.objects.meta import ObjectMeta

@@ -23,6 +23,7 @@ from shoal.model.contract import gpushare
 from tests.cli.shoal_up import running
 from tests.testbed.apiserver import ApiServer
 from tests.testbed.fake_nodes import node
+from tests.testbed.nvidia import SERIES, parts_or_skip
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -132,6 +133,16 @@ def test_a_node_without_a_driver(tmp_path: Path) -> None:
 
     (told,) = [one for one in examine_machine(_host(tmp_path), none) if one.check == "driver"]
     assert (told.level, told.says) == (Level.FAILED, "libnvidia-ml.so.1 is not on this machine")
+
+
+@pytest.mark.kube
+@pytest.mark.parametrize("series", SERIES)
+def test_nvidias_library_without_a_driver(series: str) -> None:
+    """NVIDIA's own library is there, and the kernel module is not."""
+    _, said, complaint = doctor("--here", "-o", "json", LD_LIBRARY_PATH=str(parts_or_skip(series).libraries))
+    assert not complaint
+    (told,) = [one for one in json.loads(said) if one["check"] == "driver"]
+    assert (told["says"], told["fix"]) == ("NVIDIA's driver is not loaded", "load the kernel module nvidia")
 
 
 def _cards() -> Nvml:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pynvml  # type: ignore[import-untyped]
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from shoal.gpu.protocol import Card, ComputeMode, MemoryLimit, RemappedRows, Sam
 from shoal.model.contract.shoal import decode_gpus, encode_gpus
 from tests.gpu.machines import ShimMachine
 from tests.soak import times
+from tests.testbed.nvidia import SERIES, parts_or_skip
 from tests.testbed.nvml.shim import SOURCE, Shim, declared
 
 UNSUPPORTED, NO_PERMISSION, NO_FUNCTION, LOST, UNKNOWN = 3, 4, 13, 15, 999
@@ -61,6 +63,9 @@ def test_the_stand_in_has_every_call_of_the_header(shim: Shim) -> None:
     assert len(names) > 400
     assert set(FUNCTIONS) <= names, "no call of our own making"
     assert [name for name in sorted(names) if not hasattr(library, name)] == []
+    looked_up = set(re.findall(r'FunctionPointer\("(nvml\w+)"', Path(pynvml.__file__).read_text()))
+    assert len(looked_up) > 300
+    assert looked_up <= names, "what nvidia-ml-py looks up, for one"
     assert library.nvmlDeviceGetVgpuMetadata(None, None, None) == NO_FUNCTION
 
 
@@ -70,6 +75,19 @@ def test_no_library(tmp_path: Path) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
     with pytest.raises(NoDriverError, match="cannot be loaded"):
         open_nvml(tmp_path / "libnvidia-ml.so.1")
+
+
+@pytest.mark.kube
+@pytest.mark.parametrize("series", SERIES)
+def test_nvidias_library_without_a_driver(series: str) -> None:
+    """NVIDIA's own has the calls that are made of it, and says that the kernel module is not there."""
+    path = parts_or_skip(series).libraries / "libnvidia-ml.so.1"
+    library = ctypes.CDLL(str(path))
+    missing = {name for name in FUNCTIONS if not hasattr(library, name)}
+    assert missing == {"nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"}, "those came with R615"
+    for _ in range(2):
+        with pytest.raises(NoDriverError, match="is not loaded: load the kernel module nvidia"):
+            open_nvml(path)
 
 
 def test_the_loader_finds_the_library(shim: Shim) -> None:

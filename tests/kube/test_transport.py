@@ -15,7 +15,7 @@ from aiohttp import web
 
 from shoal.embedded.certificates import make_pki
 from shoal.kube.access.credentials import Access, FileContent, Inline, StoredCredential
-from shoal.kube.access.in_cluster import in_cluster
+from shoal.kube.access.kubeconfig import in_cluster
 from shoal.kube.client import Client
 from shoal.kube.errors import (
     AnswerError,

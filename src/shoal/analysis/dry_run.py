@@ -8,11 +8,11 @@ arrivals old; and of equal nodes the first by name is taken, where it takes the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
+from shoal.analysis.policy import in_force, policy_asked_for
 from shoal.analysis.snapshot import ClusterSnapshot
 from shoal.kube.objects.meta import ObjectReference
 from shoal.kube.objects.pod import Pod
@@ -20,16 +20,15 @@ from shoal.kube.objects.policy import PodDisruptionBudget
 from shoal.kube.resources import key_of
 from shoal.kube.store import Change, ChangeType, Store
 from shoal.model.allocation import Allocation
-from shoal.model.contract import keti, kubernetes
-from shoal.model.errors import RequestError, shown
+from shoal.model.contract import kubernetes
+from shoal.model.errors import RequestError
+from shoal.model.pod import check_cluster
 from shoal.model.request import Request
 from shoal.placement.columns import BoolArray
 from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
-from shoal.placement.policies import Policy, policy_named
 from shoal.scheduler.feasibility.feasibility import Feasibility, Verdict
 from shoal.scheduler.feasibility.tables import ClusterTables
-from shoal.scheduler.keti_policy import KetiPolicyReader
 from shoal.scheduler.preemption.search import DisruptionBudgets
 from shoal.scheduler.queue.order import Standing, standing_of
 from shoal.scheduler.state.cluster_state import ClusterState
@@ -38,35 +37,25 @@ _FINISHED = ("Succeeded", "Failed")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyInForce:
-    """The policy that decides, where that is known from, and KETI's values when they are what decides."""
-
-    policy: Policy
-    known_from: str
-    keti: keti.KetiPolicy | None = None
-    problems: tuple[str, ...] = ()
-
-
 class DryRun:
     """What the scheduler would decide were it started now. Pods that are placed here are placed nowhere else."""
 
     def __init__(
         self, snapshot: ClusterSnapshot, *, policy: str | None = None, pods: Iterable[Pod] | None = None
     ) -> None:
-        """`policy` decides instead of the one in force; `pods` are there instead of all. Raises PolicyError."""
+        """`policy` replaces the one in force, `pods` those of the snapshot. Raises PolicyError."""
         self.snapshot = snapshot
-        self.in_force = in_force(snapshot) if policy is None else _asked_for(snapshot, policy)
+        self.in_force = in_force(snapshot) if policy is None else policy_asked_for(snapshot, policy)
         self.engine = Engine(Ledger(), self.in_force.policy)
-        cluster = ClusterTables()
-        self.books = ClusterState(
+        tables = ClusterTables()
+        self.state = ClusterState(
             self.engine,
-            cluster,
+            tables,
             unit=snapshot.settings.memory_unit,
             news=lambda news: None,
             report=lambda obj, reason, text: None,
         )
-        self.feasibility = Feasibility(cluster)
+        self.feasibility = Feasibility(tables)
         self.budgets = DisruptionBudgets(_store(snapshot.budgets))
         self._promised: list[tuple[Standing, str, str]] = []
         self._take_in_all_but_pods()
@@ -74,50 +63,47 @@ class DryRun:
             self._take_in(pod)
 
     def _take_in_all_but_pods(self) -> None:
-        snapshot, cluster = self.snapshot, self.books.tables
+        snapshot, tables = self.snapshot, self.state.tables
         # As the API server lists them: of equal nodes the first is taken.
-        _each(sorted(snapshot.nodes, key=key_of), self.books.on_node)
-        _each(snapshot.config_maps, self.books.on_config_map)
+        _each(sorted(snapshot.nodes, key=key_of), self.state.on_node)
+        _each(snapshot.config_maps, self.state.on_config_map)
         for namespace in snapshot.namespaces:
-            cluster.set_namespace(namespace)
+            tables.set_namespace(namespace)
         for volume in snapshot.volumes:
-            cluster.set_volume(volume)
+            tables.set_volume(volume)
         for claim in snapshot.claims:
-            cluster.set_claim(claim)
+            tables.set_claim(claim)
         for storage_class in snapshot.storage_classes:
-            cluster.set_storage_class(storage_class)
+            tables.set_storage_class(storage_class)
 
     def _take_in(self, pod: Pod) -> None:
-        self.books.on_pod(Change(ChangeType.ADDED, None, pod))
+        self.state.on_pod(Change(ChangeType.ADDED, None, pod))
         if not waits(pod):
             return
         if pod.status.nominated_node_name:
             self._promised.append((standing_of(pod), pod.status.nominated_node_name, full_name(pod)))
         request = self.request(pod)
         if request is not None and request.containers and not pod.spec.scheduling_gates:
-            self.books.wait(pod)
+            self.state.wait(pod)
 
     # Questions
 
     def request(self, pod: Pod) -> Request | None:
-        """What the pod asks for; None when it cannot be met as written."""
+        """What the pod asks for; None for a bad request."""
         try:
-            return self.books.request(pod)
+            return self.state.request(pod)
         except RequestError:
             return None
 
     def check(self, pod: Pod) -> Request:
         """What the pod asks for. Raises RequestError as the scheduler would refuse it, also for another cluster."""
-        here = self.snapshot.settings.cluster_name
-        wanted = pod.metadata.annotations.get(keti.ANNOTATION_CLUSTER, "").strip()
-        if here and wanted and wanted != here:
-            raise RequestError(f"annotation {keti.ANNOTATION_CLUSTER} asks for {shown(wanted)}, this is {shown(here)}")
-        return self.books.request(pod)
+        check_cluster(pod.metadata.annotations, self.snapshot.settings.cluster_name)
+        return self.state.request(pod)
 
     def allowed(self, pod: Pod, verdict: Verdict) -> BoolArray:
-        """The rows the pod may go to: those the filters let it, but for nodes that are cleared for one above it."""
+        """The rows that the filters allow, without nodes that are being cleared for a more important pod."""
         allowed = verdict.allowed
-        rows = [row for name, _ in self.promised(pod) if (row := self.books.row(name)) is not None]
+        rows = [row for name, _ in self.promised(pod) if (row := self.state.row(name)) is not None]
         if rows:
             allowed = allowed.copy()
             allowed[rows] = False
@@ -134,49 +120,26 @@ class DryRun:
         """Place the pod as the scheduler would, here alone. Raises RequestError and PolicyError."""
         self.check(pod)
         verdict = self.feasibility.verdict(pod)
-        return self.books.place(pod, among=self.allowed(pod, verdict), favour=verdict.favour)
+        return self.state.place(pod, among=self.allowed(pod, verdict), favour=verdict.favour)
 
     def promise_volumes(self, pod: Pod, node: str) -> None:
-        """The pod goes there: volumes that it would be given are not for the next one."""
-        cluster = self.books.tables
+        """Reserve the volumes that a pod on this node would be bound to, so that no later pod gets them."""
+        tables = self.state.tables
         for decision in self.feasibility.volume_decisions(pod, node) if pod.spec.volumes else ():
             claim = decision.claim.metadata
             if decision.volume is None:
                 chosen = {**claim.annotations, kubernetes.ANNOTATION_SELECTED_NODE: node}
                 meta = msgspec.structs.replace(claim, annotations=chosen)
-                cluster.set_claim(msgspec.structs.replace(decision.claim, metadata=meta))
+                tables.set_claim(msgspec.structs.replace(decision.claim, metadata=meta))
             else:
                 reference = ObjectReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
                 spec = msgspec.structs.replace(decision.volume.spec, claim_ref=reference)
-                cluster.set_volume(msgspec.structs.replace(decision.volume, spec=spec))
+                tables.set_volume(msgspec.structs.replace(decision.volume, spec=spec))
 
     def take_out(self, pod: Pod) -> Pod:
-        """The pod is thought away; what is returned is the same pod as if it waited for a node."""
-        self.books.take_out(pod.metadata.uid)
+        """Remove a placed pod; returns it as if it still waited for a node."""
+        self.state.take_out(pod.metadata.uid)
         return unbound(pod)
-
-
-def in_force(snapshot: ClusterSnapshot) -> PolicyInForce:
-    """KETI's policy where its ConfigMap is, else the configured one."""
-    settings = snapshot.settings
-    configured = policy_named(settings.policy)
-    follower = KetiPolicyReader(configured, namespaces=settings.policy_namespaces)
-    policy, problems = configured, list[str]()
-    for configmap in snapshot.config_maps:
-        if follower.concerns(configmap):
-            outcome = follower.apply(configmap)
-            policy = outcome.policy or policy
-            problems += [f"ConfigMap {'/'.join(key_of(configmap))}: {problem}" for problem in outcome.problems]
-    if follower.settings is None:
-        return PolicyInForce(configured, settings.policy_from)
-    return PolicyInForce(policy, "KETI's ConfigMap", follower.settings, tuple(problems))
-
-
-def _asked_for(snapshot: ClusterSnapshot, name: str) -> PolicyInForce:
-    """The policy of that name; KETI's with the values of its ConfigMap, where there is one."""
-    found = in_force(snapshot)
-    policy = found.policy if found.policy.name == name else policy_named(name)
-    return PolicyInForce(policy, "asked for", found.keti if policy is found.policy else None)
 
 
 def waits(pod: Pod) -> bool:

@@ -6,7 +6,7 @@ from shoal.kube.errors import KubeError
 
 
 class AnalysisError(Exception):
-    """Root of all errors here but those that the API server is asked about."""
+    """Root of the errors of this package. What goes wrong with the API server is a KubeError."""
 
 
 class SnapshotError(AnalysisError):

@@ -21,11 +21,11 @@ CLEARED = "Preemption"
 
 
 class Answer(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Root of what is answered; fields that say nothing are left out of JSON."""
+    """Root of the answers; fields that hold their default are left out of JSON."""
 
 
 class CardAnswer(Answer, frozen=True):
-    """One card of a node: what is free of it, and why it does not do; `why` is empty when it does."""
+    """One card of a node: what is free of it, and why it cannot take the pod; `why` is empty when it can."""
 
     index: int
     uuid: str
@@ -46,10 +46,10 @@ class NodeAnswer(Answer, frozen=True):
     why: str = ""
     #: Whether it could fit if pods gave way.
     resolvable: bool = False
-    #: Refused, though its cards, CPU and memory would do.
+    #: Refused, though its cards, CPU and memory would be enough.
     has_room: bool = False
     score: float | None = None
-    #: What the pod's own wishes and the taints say, 0 to 100, where anything is preferred; comes before the score.
+    #: Preferred affinity and taints to avoid, 0 to 100, compared before the score; None where nothing is preferred.
     preference: float | None = None
     #: The cards it would take there, by index.
     takes: tuple[int, ...] = ()
@@ -78,7 +78,7 @@ def by_node(dry_run: DryRun, pod: Pod, *, details: int) -> list[NodeAnswer]:
 
 
 class _NodeAnswers:
-    """Puts one pod's answers together."""
+    """The answers of the nodes to one pod."""
 
     def __init__(
         self, dry_run: DryRun, pod: Pod, verdict: Verdict, worths: FloatArray, favour: FloatArray | None

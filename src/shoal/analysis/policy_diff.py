@@ -33,12 +33,12 @@ class CardMeasure(Answer, frozen=True):
     whole_cards_free: int
     #: All that is free, in cards.
     free_cards: float
-    #: The part of it that lies on cards in use, in percent: what whole cards cannot be made of.
+    #: The part of it that lies on cards in use, in percent: no whole card can be given of it.
     fragmented: float
 
 
 class MovedPod(Answer, frozen=True):
-    """A pod that is elsewhere in the second; None where it has no place."""
+    """A pod whose place differs; None stands for a pod that waits."""
 
     pod: str
     before: PodPlace | None = None
@@ -47,7 +47,7 @@ class MovedPod(Answer, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Placements:
-    """One way to place the pods."""
+    """The places of all pods under one policy, or as they are now."""
 
     name: str
     places: dict[str, PodPlace | None]
@@ -90,7 +90,7 @@ def replay(snapshot: ClusterSnapshot, policy: str | None) -> Placements:
 
 
 def compare(before: Placements, after: Placements, *, namespace: str = "") -> PlacementComparison:
-    """What differs, pod by pod for those of a namespace; empty for all."""
+    """What differs; the pods are listed for one namespace, for all if none is given."""
     told = {pod: place for pod, place in before.places.items() if not namespace or pod.startswith(f"{namespace}/")}
     moved = tuple(
         MovedPod(pod, place, after.places.get(pod)) for pod, place in told.items() if after.places.get(pod) != place

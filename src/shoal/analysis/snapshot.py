@@ -43,7 +43,7 @@ from shoal.scheduler.config import SchedulerConfig
 
 
 class PriorityClass(Object, frozen=True, kw_only=True):
-    """How important pods are that name it."""
+    """The priority of pods that name it."""
 
     value: int = 0
     global_default: bool = False
@@ -68,7 +68,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """All objects of each kind."""
+    """The objects of a cluster at one moment, all of each kind."""
 
     settings: SchedulerSettings = SchedulerSettings()
     nodes: tuple[Node, ...] = ()

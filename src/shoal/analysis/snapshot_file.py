@@ -82,7 +82,7 @@ _CONFIG = frozenset({gpushare.UNHEALTHY_KEY, *keti.encode_policy(keti.DEFAULT_PO
 
 
 def cleaned(snapshot: ClusterSnapshot) -> ClusterSnapshot:
-    """The same snapshot, fit to be given away; a dry run on it gives the same answers."""
+    """The snapshot without what decides nothing; a dry run on it gives the same answers."""
     return ClusterSnapshot(
         settings=snapshot.settings,
         nodes=tuple(_node(one) for one in snapshot.nodes),
@@ -233,7 +233,7 @@ MAX_BYTES: Final = 1 << 29
 
 
 class SnapshotFile(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """The whole file."""
+    """The content of a snapshot file."""
 
     kind: Literal["ShoalSnapshot"]
     version: Literal[1]
@@ -310,7 +310,7 @@ def load(path: Path) -> SnapshotFile:
 
 
 def _check(snapshot: ClusterSnapshot) -> None:
-    """What the API server sees to and a file that was written by hand may lack. Raises ValueError and PolicyError."""
+    """Check what the API server guarantees and a file written by hand may lack. Raises ValueError and PolicyError."""
     policy_named(snapshot.settings.policy)
     known: dict[str, Pod] = {}
     for pod in snapshot.pods:
@@ -324,7 +324,7 @@ def _check(snapshot: ClusterSnapshot) -> None:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The content, unpacked if it is packed, whatever the file is called."""
+    """The content, decompressed if it is compressed, whatever the file is called."""
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)

@@ -26,16 +26,16 @@ class Unschedulable(Answer, frozen=True):
     #: What the scheduler would write on the pod.
     message: str
     nodes: tuple[NodeAnswer, ...] = ()
-    #: Whom the scheduler would make give way by itself.
+    #: The pods that the scheduler would preempt by itself.
     preempts: NodeVictims | None = None
-    #: Who would have to go if somebody made room by hand.
+    #: The pods that somebody would have to delete by hand, where the scheduler preempts none.
     clearing: NodeVictims | None = None
     #: The memory per card with which it would fit now.
     would_fit_mib: int | None = None
 
 
 def unschedulable(dry_run: DryRun, pod: Pod, *, details: int) -> Unschedulable:
-    """Why the pod, which does not fit, does not. Raises RequestError and PolicyError."""
+    """Why each node refuses a pod that fits nowhere, and what would help. Raises RequestError and PolicyError."""
     verdict = dry_run.feasibility.verdict(pod)
     diagnosis = diagnose(dry_run.engine, dry_run.check(pod), verdict)
     giving_way = preempts(dry_run, pod, diagnosis.candidates)
@@ -61,9 +61,9 @@ class NodeVictims(Answer, frozen=True):
 
 
 def preempts(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVictims | None:
-    """Whom the scheduler would make give way; of equal nodes it may take another. None when nobody may or can."""
+    """The pods that the scheduler would preempt, on one of several equal nodes; None when it would preempt none."""
     level = pod.spec.priority or 0
-    if refusal(pod.spec.preemption_policy, priority=level) or dry_run.books.lowest_priority() >= level:
+    if refusal(pod.spec.preemption_policy, priority=level) or dry_run.state.lowest_priority() >= level:
         return None
     plan = choose(
         _names(dry_run, candidates),
@@ -71,7 +71,7 @@ def preempts(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVictims | 
         fits=_fits(dry_run, pod),
         priority=level,
         budgets=dry_run.budgets.allowances(),
-        limit=candidate_limit(dry_run.books.nodes()),
+        limit=candidate_limit(dry_run.state.nodes()),
     )
     if plan is None:
         return None
@@ -79,19 +79,19 @@ def preempts(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVictims | 
 
 
 def fewest_victims(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVictims | None:
-    """The fewest pods whose leaving makes room, whatever their priority: of one node those that hold the most.
+    """The fewest pods of one node whose end would make room, whatever their priority; large ones before small ones.
 
     As many nodes are looked at as the scheduler looks at for victims, those with the most free first.
     """
     fits, ledger = _fits(dry_run, pod), dry_run.engine.ledger
-    limit = candidate_limit(dry_run.books.nodes())
+    limit = candidate_limit(dry_run.state.nodes())
     best: list[str] | None = None
     where = ""
     for name in _names(dry_run, candidates)[:limit]:
         node = ledger.node(name)
         if node is None:
             continue
-        # The smallest are let off first, so that few large ones are left.
+        # The smallest are spared first, so that few large ones are left.
         pods = sorted(node.pods, key=lambda uid: _size(dry_run, uid))
         away = set(pods)
         if not away or not fits(name, frozenset(away)):
@@ -108,7 +108,7 @@ def _fits(dry_run: DryRun, pod: Pod) -> Fits:
     cards_fit = dry_run.engine.fits_without(dry_run.check(pod))
 
     def fits(node: str, gone: frozenset[str]) -> bool:
-        row = dry_run.books.row(node)
+        row = dry_run.state.row(node)
         return row is not None and cards_fit(node, gone) and dry_run.feasibility.fits_without(pod, row, gone)
 
     return fits
@@ -133,7 +133,7 @@ def _on_node(dry_run: DryRun, name: str) -> list[PodOnNode]:
             giving_way=pod.metadata.deletion_timestamp is not None,
         )
         for uid in (() if node is None else node.pods)
-        if (pod := dry_run.books.pod(uid)) is not None
+        if (pod := dry_run.state.pod(uid)) is not None
     ]
 
 
@@ -146,7 +146,7 @@ def _size(dry_run: DryRun, uid: str) -> tuple[int, int, int, str]:
 
 
 def _named(dry_run: DryRun, uids: list[str]) -> tuple[str, ...]:
-    pods = (dry_run.books.pod(uid) for uid in uids)
+    pods = (dry_run.state.pod(uid) for uid in uids)
     return tuple(sorted(full_name(pod) for pod in pods if pod is not None))
 
 
@@ -155,9 +155,12 @@ _TRIES: Final = 8
 
 
 def would_fit_mib(dry_run: DryRun, pod: Pod) -> int | None:
-    """MiB per card; None when no smaller share of memory helps, or when several containers ask for cards."""
+    """The largest share of memory, in MiB per card, with which the pod would fit now.
+
+    None when no smaller share helps, or when several containers ask for cards.
+    """
     request = dry_run.check(pod)
-    unit = dry_run.books.unit
+    unit = dry_run.state.unit
     containers = [one for one in pod.spec.containers if gpushare.RESOURCE_MEMORY in one.resources.limits]
     if len(request.containers) != 1 or len(containers) != 1 or request.containers[0].share.exclusive:
         return None
@@ -171,7 +174,7 @@ def would_fit_mib(dry_run: DryRun, pod: Pod) -> int | None:
 
 
 def _room(node: NodeLedger, dry_run: DryRun, pod: Pod, asked: ContainerRequest) -> int:
-    """What the last of the cards has free, were the best of the node taken."""
+    """Free memory of the fullest card that the pod would get, were it given the emptiest cards of the node."""
     least = Share(1, asked.share.compute, asked.share.clients)
     selector = dry_run.check(pod).selector
     free = sorted(
@@ -204,5 +207,5 @@ def _can_place(dry_run: DryRun, pod: Pod) -> bool:
         placed = dry_run.place(pod) is not None
     except RequestError:
         return False
-    dry_run.books.take_out(pod.metadata.uid)
+    dry_run.state.take_out(pod.metadata.uid)
     return placed

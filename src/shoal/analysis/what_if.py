@@ -1,17 +1,18 @@
-"""Would it fit? Workloads placed in a dry run one pod after another, as the scheduler would, until one does not fit."""
+"""Whether workloads would fit: their pods are placed in a dry run one after another, until one does not fit."""
 
 from __future__ import annotations
 
 from shoal.analysis.dry_run import DryRun, full_name, waits
 from shoal.analysis.nodes import Answer
 from shoal.analysis.unschedulable import Unschedulable, unschedulable
-from shoal.analysis.words import asked, share_words
+from shoal.analysis.words import asked
 from shoal.analysis.workloads import ManifestWorkload
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import key_of
 from shoal.model.allocation import Allocation
 from shoal.model.contract.groups import PodGroup, decode_group
 from shoal.model.errors import CodecError, RequestError
+from shoal.model.request import share_words
 from shoal.placement.errors import PolicyError
 
 
@@ -40,7 +41,7 @@ class PlacedPod(Answer, frozen=True):
 
 
 class WorkloadFit(Answer, frozen=True, omit_defaults=False):
-    """A workload: which of its pods fit, and why the first that does not, does not."""
+    """A workload: how many of its pods fit and where, and why the first one that does not fit is refused."""
 
     kind: str
     name: str
@@ -48,7 +49,7 @@ class WorkloadFit(Answer, frozen=True, omit_defaults=False):
     asks: str
     fits: int
     placed: tuple[PlacedPod, ...] = ()
-    #: Why not all of them are placed, when that is not for lack of room.
+    #: Why none is placed, when that is not for lack of room: a bad request, or a group that is not complete.
     refused: str = ""
     unplaced: Unschedulable | None = None
 
@@ -58,7 +59,7 @@ def try_workload(dry_run: DryRun, workload: ManifestWorkload, *, details: int) -
     known = {key_of(claim) for claim in dry_run.snapshot.claims}
     for claim in workload.claims:
         if key_of(claim) not in known:
-            dry_run.books.tables.set_claim(claim)
+            dry_run.state.tables.set_claim(claim)
     placed: list[PlacedPod] = []
     refused, lacking, asks = "", None, ""
     try:
@@ -84,7 +85,7 @@ def try_workload(dry_run: DryRun, workload: ManifestWorkload, *, details: int) -
 
 
 def placed_as(dry_run: DryRun, pod: Pod, allocation: Allocation) -> PlacedPod:
-    """A decision as it is told."""
+    """A decision with the model of each card, and each share in words."""
     node = dry_run.engine.ledger.node(allocation.node)
     models = {} if node is None else {card.inventory.uuid: card.inventory.model for card in node.slots}
     cards = tuple(
@@ -119,4 +120,4 @@ def _is_of(pod: Pod, namespace: str, group: PodGroup) -> bool:
 
 def _undo(dry_run: DryRun, workload: ManifestWorkload) -> None:
     for pod in workload.pods:
-        dry_run.books.cancel(pod.metadata.uid, quietly=True)
+        dry_run.state.cancel(pod.metadata.uid, quietly=True)

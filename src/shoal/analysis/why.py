@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -11,8 +11,11 @@ from shoal.analysis.nodes import Answer, NodeAnswer, by_node
 from shoal.analysis.unschedulable import Unschedulable, unschedulable
 from shoal.analysis.what_if import PlacedPod, placed_as
 from shoal.analysis.words import asked, record_of
+from shoal.kube.client import Client
+from shoal.kube.errors import ForbiddenError
 from shoal.kube.objects.others import Event
 from shoal.kube.objects.pod import Pod
+from shoal.kube.resources import EVENTS
 from shoal.model.bound import allocation_of
 from shoal.model.contract.groups import decode_group
 from shoal.model.errors import CodecError, RequestError
@@ -34,7 +37,7 @@ class PodEvent(Answer, frozen=True):
 
 
 class PodExplanation(Answer, frozen=True):
-    """One pod."""
+    """What is told of one pod: where it is or would go, and why; or why it waits."""
 
     pod: str
     #: pending, placed, or finished.
@@ -49,10 +52,10 @@ class PodExplanation(Answer, frozen=True):
     #: The scheduler's last word on the pod.
     condition: str = ""
     events: tuple[PodEvent, ...] = ()
-    #: Where it is, or would go now.
+    #: Where it is, and where it would go now.
     placed: PlacedPod | None = None
     would_go: PlacedPod | None = None
-    #: Whose record tells its cards; empty when none does and they are guessed.
+    #: Whose annotation names its cards; empty when none does and they are guessed.
     record: str = ""
     problem: str = ""
     #: The nodes, were it placed now.
@@ -61,12 +64,21 @@ class PodExplanation(Answer, frozen=True):
 
     @property
     def wants_gpu(self) -> bool:
-        """Whether it asks for cards, or cannot say so."""
+        """Whether it asks for cards; a request that cannot be read counts as one."""
         return bool(self.asks or self.refused)
 
 
+async def read_events(client: Client, name: str, *, namespace: str) -> Sequence[Event]:
+    """The events of pods of that name, in all namespaces if none is given; none where they may not be read."""
+    try:
+        fields = f"involvedObject.kind=Pod,involvedObject.name={name}"
+        return (await client.list(EVENTS, namespace=namespace, fields=fields)).items
+    except ForbiddenError:
+        return ()
+
+
 def explain_pod(dry_run: DryRun, pod: Pod, *, events: Iterable[Event] = (), details: int) -> PodExplanation:
-    """Why the pod is where it is, or nowhere. The dry run is not to be used afterwards."""
+    """Why the pod is where it is, or why it waits. The dry run is changed by it: do not use it afterwards."""
     condition = next((one.message or "" for one in pod.status.conditions if one.type == "PodScheduled"), "")
     known = PodExplanation(
         full_name(pod), _state(pod), condition=condition, events=tuple(_said(one) for one in _newest(events))
@@ -90,7 +102,7 @@ def _pending(known: PodExplanation, dry_run: DryRun, pod: Pod, details: int) -> 
     going = dry_run.place(pod)
     if going is None:
         return _with(known, unplaced=unschedulable(dry_run, pod, details=details))
-    dry_run.books.cancel(pod.metadata.uid, quietly=True)
+    dry_run.state.cancel(pod.metadata.uid, quietly=True)
     return _with(known, would_go=placed_as(dry_run, pod, going), nodes=tuple(by_node(dry_run, pod, details=details)))
 
 
@@ -102,7 +114,7 @@ def _placed(known: PodExplanation, dry_run: DryRun, pod: Pod, details: int) -> P
         known = _with(known, placed=placed_as(dry_run, pod, booking.allocation))
     again = dry_run.take_out(pod)
     going = dry_run.place(again)
-    dry_run.books.cancel(pod.metadata.uid, quietly=True)
+    dry_run.state.cancel(pod.metadata.uid, quietly=True)
     return _with(
         known,
         record=record,
@@ -113,11 +125,11 @@ def _placed(known: PodExplanation, dry_run: DryRun, pod: Pod, details: int) -> P
 
 
 def _record(dry_run: DryRun, pod: Pod) -> tuple[str, str]:
-    """Whose record the cards are known by, and what is wrong with it."""
+    """Whose annotation names the cards of the pod, and what is wrong with it."""
     node = dry_run.engine.ledger.node(pod.spec.node_name)
     inventory = node.inventory if node is not None and node.inventory is not None else NodeGpus(pod.spec.node_name)
     try:
-        found = allocation_of(pod_parts(pod), node=inventory, unit=dry_run.books.unit)
+        found = allocation_of(pod_parts(pod), node=inventory, unit=dry_run.state.unit)
     except CodecError as error:
         return "", str(error)
     return ("" if found is None else record_of(pod.metadata.annotations)), ""

@@ -5,24 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shoal.model.contract import gpushare, keti, shoal
-from shoal.model.request import Request, Share
+from shoal.model.request import Request, share_words
 from shoal.placement.classes import card_needs
 
 
-def share_words(share: Share) -> str:
-    """What is taken of one card."""
-    if share.exclusive:
-        return f"whole, of at least {share.memory_mib} MiB" if share.memory_mib else "whole"
-    parts = (
-        f"{share.memory_mib} MiB" if share.memory_mib else "",
-        f"{share.compute} % compute" if share.compute else "",
-        counted(share.clients, "MPS client") if share.clients else "",
-    )
-    return " + ".join(part for part in parts if part) or "nothing"
-
-
 def asked(request: Request) -> str:
-    """What a pod asks of cards, all containers together."""
+    """What a pod asks for, all containers together."""
     return " and ".join(
         f"{counted(need.gpus, 'card')} {share_words(need.share)}"
         if need.share.exclusive
@@ -37,7 +25,7 @@ def counted(count: int, what: str) -> str:
 
 
 def listed(names: Iterable[str], *, most: int = 10) -> str:
-    """Names, but not too many."""
+    """The first names, and how many more there are."""
     found = list(names)
     more = f" and {len(found) - most} more" if len(found) > most else ""
     return ", ".join(found[:most]) + more
@@ -49,7 +37,7 @@ def cards(indices: Iterable[int]) -> str:
 
 
 def record_of(annotations: dict[str, str]) -> str:
-    """Whose record of a decision a pod carries; empty when it carries none."""
+    """Whose annotation of a decision a pod carries; empty when it carries none."""
     if shoal.ANNOTATION_ALLOCATION in annotations:
         return f"Shoal's ({shoal.ANNOTATION_ALLOCATION})"
     for name in (gpushare.ANNOTATION_ALLOCATION, gpushare.NAME_INDEX):

@@ -89,7 +89,7 @@ def agent(
     from shoal.agent.config import AgentConfig
     from shoal.agent.errors import AgentError
     from shoal.gpu.nvml import open_nvml
-    from shoal.kube.access.load import load_access
+    from shoal.kube.access.kubeconfig import load_access
     from shoal.kube.errors import KubeError
     from shoal.kubelet.host_paths import HostPaths
 
@@ -154,13 +154,13 @@ def agent(
 
 
 def _freeze() -> None:
-    """What is there at the start stays: a look of the collector at it would keep a container waiting."""
+    """Keep the garbage collector from what is there at the start and stays: its pauses keep containers waiting."""
     gc.collect()
     gc.freeze()
 
 
 async def _until_ended(work: Coroutine[None, None, None]) -> None:
-    """Do a work until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT."""
     task = asyncio.ensure_future(work)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)

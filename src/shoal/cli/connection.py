@@ -38,7 +38,7 @@ class ClusterConnection:
 
     def access(self) -> Access:
         """How to reach it. Raises KubeError."""
-        from shoal.kube.access.load import load_access
+        from shoal.kube.access.kubeconfig import load_access
 
         return load_access(
             environ=os.environ,
@@ -115,7 +115,7 @@ async def _ask(connection: ClusterConnection, question: Callable[[Client, str], 
 
 
 async def _end_others() -> None:
-    """Of several requests at once, one that fails leaves the others behind: they end before the client does."""
+    """Cancel requests that are left over because one of several at once failed, before the client closes."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -127,7 +127,7 @@ _DEFAULT_NAMESPACE = "default"
 
 @dataclass(frozen=True, slots=True)
 class NamespacedSnapshot:
-    """ClusterSnapshot, and the namespace that counts when none is named."""
+    """A snapshot, and the namespace that counts when none is named."""
 
     snapshot: ClusterSnapshot
     namespace: str

@@ -99,7 +99,7 @@ def _expected(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 async def _play(folder: Path, policy: str, directory: Path) -> list[str]:
-    from shoal.cli.embedded import EmbeddedPlan
+    from shoal.cli.embedded import EmbeddedCluster, EmbeddedPlan
     from shoal.embedded.nodes.cluster import few
 
     expected = _expected(folder)
@@ -204,20 +204,14 @@ def _line(pod: Pod) -> str:
 
 def _shares(pod: Pod) -> list[str]:
     from shoal.model.contract import shoal
+    from shoal.model.request import share_words
 
     allocation = shoal.decode_allocation(pod.metadata.annotations[shoal.ANNOTATION_ALLOCATION])
     several = len(allocation.containers) > 1
     found = []
     for container in allocation.containers:
         for card in container.cards:
-            share = card.share
-            amounts = [
-                "whole" if share.exclusive else "",
-                f"{share.memory_mib} MiB" if share.memory_mib else "",
-                f"{share.compute} % compute" if share.compute else "",
-                "1 MPS client" if share.clients else "",
-            ]
-            text = f"GPU{card.index} {' + '.join(amount for amount in amounts if amount)}"
+            text = f"GPU{card.index} {share_words(card.share)}"
             found.append(f"{container.name} {text}" if several else text)
     return found
 
@@ -252,6 +246,6 @@ async def _table(client: Client, cluster: EmbeddedCluster) -> str:
 
 
 def _progress(what: str) -> None:
-    """What goes on, on a terminal; nothing wipes it away."""
+    """Say on a terminal what goes on; an empty text removes it."""
     if sys.stderr.isatty():
         click.echo(f"\r\x1b[K{what}", nl=False, err=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,8 +10,7 @@ from shoal.cli.connection import SnapshotSource, across_namespaces, sourced
 from shoal.cli.output import aligned, emit, output, saying
 
 if TYPE_CHECKING:
-    from shoal.analysis.dry_run import PolicyInForce
-    from shoal.analysis.snapshot import ClusterSnapshot
+    from shoal.analysis.policy import PolicyDescription
 
 
 @click.group(short_help="Show the policy in force, or compare two.")
@@ -38,15 +36,17 @@ def show(source: SnapshotSource, form: str | None) -> None:
     KETI's ConfigMap decides where there is one; else the scheduler's settings (ConfigMap kube-system/shoal-scheduler),
     else what the newest decision says, else the default. Flags of the scheduler's process cannot be seen from here.
     """
-    from shoal.analysis.dry_run import in_force
+    import msgspec
+
+    from shoal.analysis.policy import describe_policy
     from shoal.cli.answers import say_missing
 
     snapshot = source.read().snapshot
-    document = _document(in_force(snapshot), snapshot)
+    found = describe_policy(snapshot)
     if form:
-        emit(document, form)
+        emit(msgspec.to_builtins(found), form)
     else:
-        _tell(document)
+        _tell(found)
     say_missing(snapshot.missing)
 
 
@@ -83,68 +83,22 @@ def diff(first: str, second: str, everything: bool, namespace: str, source: Snap
     show_comparison(comparison, form, missing=snapshot.missing, everything=everything)
 
 
-def _document(found: PolicyInForce, snapshot: ClusterSnapshot) -> dict[str, Any]:
-    from shoal.model.contract import keti
-
-    chosen = found.policy
-    parts = [
-        (what, weight, type(score).__name__)
-        for what, scores in (
-            ("node", chosen.scores),
-            ("card", chosen.card_scores),
-            ("pressure", chosen.pressures),
-            ("tie, node", chosen.ties),
-            ("tie, card", chosen.card_ties),
-        )
-        for weight, score in scores
-    ]
-    return {
-        "policy": chosen.name,
-        "knownFrom": found.known_from,
-        "cards": type(chosen.cards).__name__,
-        "weights": [{"of": what, "score": name, "weight": weight} for what, weight, name in parts],
-        "grain": chosen.grain,
-        "keti": {} if found.keti is None else keti.encode_policy(found.keti),
-        "problems": list(found.problems),
-        "decisions": dict(_decisions(snapshot)),
-    }
-
-
-def _decisions(snapshot: ClusterSnapshot) -> Counter[str]:
-    """By which policy the pods that are there were placed."""
-    from shoal.model.contract import shoal
-    from shoal.model.errors import CodecError
-
-    counts: Counter[str] = Counter()
-    for pod in snapshot.pods:
-        record = pod.metadata.annotations.get(shoal.ANNOTATION_ALLOCATION)
-        if record is None or pod.status.phase in ("Succeeded", "Failed"):
-            continue
-        try:
-            counts[shoal.decode_allocation(record).policy or "not told"] += 1
-        except CodecError:
-            counts["not readable"] += 1
-    return counts
-
-
-def _tell(document: dict[str, Any]) -> None:
+def _tell(found: PolicyDescription) -> None:
     from shoal.analysis.words import counted
     from shoal.cli.answers import say
 
-    say(f"Policy {document['policy']}, known from {document['knownFrom']}.", "green")
-    say(f"Cards are chosen by {document['cards']}.")
-    if document["weights"]:
+    say(f"Policy {found.policy}, known from {found.known_from}.", "green")
+    say(f"Cards are chosen by {found.cards}.")
+    if found.weights:
         rows = [["OF", "SCORE", "WEIGHT"]]
-        rows += [[one["of"], one["score"], f"{one['weight']:g}"] for one in document["weights"]]
+        rows += [[one.of, one.score, f"{one.weight:g}"] for one in found.weights]
         click.echo("\n" + aligned(rows), nl=False)
-    if document["grain"]:
-        say(f"Sums within {document['grain']:g} are equal; then the ties decide.")
-    if document["keti"]:
-        click.echo(
-            "\n" + aligned([["KEY", "VALUE"], *([key, text] for key, text in document["keti"].items())]), nl=False
-        )
-    for problem in document["problems"]:
+    if found.grain:
+        say(f"Sums within {found.grain:g} are equal; then the ties decide.")
+    if found.keti:
+        click.echo("\n" + aligned([["KEY", "VALUE"], *([key, text] for key, text in found.keti.items())]), nl=False)
+    for problem in found.problems:
         say(f"Problem: {problem}.", "yellow")
-    if document["decisions"]:
-        counts = ", ".join(f"{counted(count, 'pod')} by {name}" for name, count in document["decisions"].items())
+    if found.decisions:
+        counts = ", ".join(f"{counted(count, 'pod')} by {name}" for name, count in found.decisions.items())
         say(f"\nOf the pods that are there: {counts}.")

@@ -1,4 +1,4 @@
-"""`shoal snapshot`: the cluster's nodes, pods and policy in one file, without what is nobody else's business."""
+"""`shoal snapshot`: the cluster's nodes, pods and policy in one file, without what decides nothing."""
 
 from __future__ import annotations
 

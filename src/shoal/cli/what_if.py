@@ -13,7 +13,7 @@ from shoal.cli.output import aligned, emit, output, saying
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.analysis.dry_run import PolicyInForce
+    from shoal.analysis.policy import PolicyInForce
     from shoal.analysis.what_if import PlacedPod, WorkloadFit
 
 #: Pods that are told one by one.

@@ -80,17 +80,10 @@ def _read(
         return NamespacedSnapshot(load_snapshot(source.snapshot), "default"), ()
 
     async def question(client: Client, own: str) -> tuple[NamespacedSnapshot, Sequence[Event]]:
-        from shoal.kube.errors import ForbiddenError
-        from shoal.kube.resources import EVENTS
+        from shoal.analysis.why import read_events
 
         read = await source.of_cluster(client, own)
-        try:
-            fields = f"involvedObject.kind=Pod,involvedObject.name={name}"
-            where = "" if everywhere else namespace or own
-            events = (await client.list(EVENTS, namespace=where, fields=fields)).items
-        except ForbiddenError:
-            return read, ()
-        return read, events
+        return read, await read_events(client, name, namespace="" if everywhere else namespace or own)
 
     return ask(source.connection, question)
 

@@ -31,7 +31,7 @@ from shoal.kube.resources import PODS
 from shoal.kube.store import Change, ChangeType
 from shoal.model.allocation import Allocation
 from shoal.model.backoff import Backoff
-from shoal.model.contract import gpushare, keti, shoal
+from shoal.model.contract.decisions import encode_decision
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import NodeGpus
 from shoal.scheduler.errors import BindError
@@ -152,16 +152,5 @@ def annotations_of(
     pod: Pod, allocation: Allocation, *, inventory: NodeGpus, unit: MemoryUnit, now_ns: int
 ) -> dict[str, str]:
     """The decision in the words of all families; none for a pod without GPUs."""
-    if not allocation.containers:
-        return {}
-    return {
-        **gpushare.encode(
-            allocation,
-            container_names=[container.name for container in pod.spec.containers],
-            node=inventory,
-            unit=unit,
-            assume_time_ns=now_ns,
-        ),
-        **keti.encode(allocation),
-        shoal.ANNOTATION_ALLOCATION: shoal.encode_allocation(allocation),
-    }
+    names = [container.name for container in pod.spec.containers]
+    return encode_decision(allocation, app_names=names, node=inventory, unit=unit, now_ns=now_ns)

@@ -1,11 +1,15 @@
 """Cards as only a simulated driver can have them: missing indices, a driver that comes late."""
 
+import pytest
+
 from shoal.gpu.errors import NoDriverError
+from shoal.gpu.nvml import open_nvml
 from shoal.gpu.protocol import Nvml
 from shoal.model.contract import gpushare
 from shoal.model.request import Share
 from tests.agent.lab import GIB, MEMORY, memory_pod
 from tests.agent.simulated.conftest import NewLab
+from tests.testbed.nvidia import SERIES, parts_or_skip
 from tests.testbed.waiting import wait_for
 
 
@@ -37,6 +41,20 @@ def test_driver_that_comes_late(new_lab: NewLab):
     lab.wait_ready()
     assert len(tries) == 3
     assert lab.allocatable(MEMORY) == 30
+
+
+@pytest.mark.kube
+@pytest.mark.parametrize("series", SERIES)
+def test_nvidias_library_without_a_driver(new_lab: NewLab, series: str):
+    """NVIDIA's own library is there, and the kernel module is not."""
+    parts = parts_or_skip(series)
+    lab = new_lab("2xT4")
+    lab.stop()
+    lab.open_driver = lambda: open_nvml(parts.libraries / "libnvidia-ml.so.1")
+    lab.start(wait=False)
+    words = "no GPU driver: NVIDIA's driver is not loaded: load the kernel module nvidia"
+    wait_for(lambda: words in lab.asked("readyz")[1], "telling what the library answers")
+    wait_for(lambda: lab.gpus == (), "an inventory without cards")
 
 
 def test_node_without_cards_does_not_show_those_of_yesterday(new_lab: NewLab):

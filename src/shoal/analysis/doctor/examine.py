@@ -17,14 +17,14 @@ _CHECKS: Final[tuple[Callable[[Installation], Iterable[Finding]], ...]] = (
     nodes.served,
     nodes.units,
     nodes.runtimes,
-    nodes.walls,
+    nodes.isolation,
     workloads.agents,
     workloads.scheduler,
     workloads.rights,
     workloads.versions,
     cluster.policies,
     pods.unheard,
-    pods.books,
+    pods.allocations,
 )
 
 

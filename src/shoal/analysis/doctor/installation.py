@@ -1,4 +1,4 @@
-"""What the checks look at, read from the API server once. What may not be read is None, and said where it is missed."""
+"""The objects that the checks look at, read from the API server once. A kind that may not be read is None."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class Installation:
     now: datetime
     nodes: list[Node]
     pods: list[Pod]
-    #: Of Shoal and of other stacks, whatever namespace they are in.
+    #: Those of Shoal and of other stacks, in all namespaces.
     daemon_sets: list[RawObject] | None = None
     deployments: list[RawObject] | None = None
-    #: That of the scheduler; empty if there is none.
+    #: The Lease of the scheduler; empty if there is none.
     leader: list[Lease] | None = None
     node_leases: list[Lease] | None = None
-    #: Where the extender's Service leads.
+    #: EndpointSlices of the extender's Service.
     extender: list[RawObject] | None = None
     policies: list[RawObject] | None = None
     bindings: list[RawObject] | None = None
-    #: Which of Shoal's services have been given their rights.
+    #: ClusterRoleBindings of Shoal's services.
     granted: list[RawObject] | None = None
     #: Kinds that this cluster does not have.
     absent: frozenset[str] = field(default=frozenset())

@@ -1,4 +1,4 @@
-"""The machine itself, for who sits on a node: driver, kubelet's sockets, CDI, cgroups."""
+"""The machine this runs on, a node: driver, kubelet's sockets, CDI, cgroups, NVIDIA's toolkit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shoal.analysis.doctor.findings import Finding, failed, note, ok, warning
-from shoal.gpu.errors import GpuError
+from shoal.gpu.errors import GpuError, NoDriverError
 from shoal.gpu.protocol import Nvml
 from shoal.kubelet.host_paths import HostPaths
 from shoal.model.contract import nvidia
@@ -26,8 +26,12 @@ def examine_machine(paths: HostPaths, nvml: Callable[[], Nvml]) -> Iterator[Find
 def _driver(nvml: Callable[[], Nvml]) -> Iterator[Finding]:
     try:
         driver = nvml()
+    except NoDriverError as error:
+        problem, _, fix = str(error).partition(": ")
+        yield failed("driver", problem, fix or "install NVIDIA's driver, or run where its library is mounted")
+        return
     except GpuError as error:
-        yield failed("driver", str(error), "install NVIDIA's driver, or run where its library is mounted")
+        yield failed("driver", str(error), "see dmesg for NVRM lines, and run this as root")
         return
     try:
         version, cards = driver.driver().version, driver.survey().cards

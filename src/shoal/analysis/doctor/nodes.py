@@ -23,18 +23,28 @@ _FAMILIES: Final = (gpushare.RESOURCE_MEMORY, keti.RESOURCE_MPS, nvidia.RESOURCE
 
 def inventories(installation: Installation) -> Iterator[Finding]:
     """Whether nodes that should have cards show them, and whether they can be read."""
-    shown, labelled, foreign = 0, [], []
+    shown, empty, labelled, foreign = 0, [], [], []
     for node in installation.nodes:
         name = node.metadata.name
         if shoal.ANNOTATION_GPUS in node.metadata.annotations:
             try:
-                shown += bool(_cards(node))
+                if _cards(node):
+                    shown += 1
+                else:
+                    empty.append(name)
             except CodecError as error:
                 yield failed("cards", f"those of {name} cannot be read: {error}", f"restart the agent on {name}")
         elif _is_offered(node):
             foreign.append(name)
         elif _is_meant(node):
             labelled.append(name)
+    if empty:
+        yield failed(
+            "cards",
+            f"{some(empty)}: the agent finds no card",
+            f"kubectl -n kube-system logs -l app.kubernetes.io/name={shoal.NAME_AGENT}: it says what the driver "
+            "answers, and so does `shoal doctor --here` on the node",
+        )
     if labelled:
         yield failed(
             "cards",
@@ -46,12 +56,12 @@ def inventories(installation: Installation) -> Iterator[Finding]:
         yield note("cards", f"{some(foreign)}: served by another device plugin, read from the nodes' capacity")
     if shown:
         yield ok("cards", f"{shown} node(s) show their cards")
-    elif not labelled and not foreign:
+    elif not labelled and not foreign and not empty:
         yield failed("cards", "no node shows any", "kubectl apply -k deploy/agent, and label nodes gpushare=true")
 
 
 def health(installation: Installation) -> Iterator[Finding]:
-    """Cards that are out of use, and nodes that are."""
+    """Cards that are unhealthy, and nodes with cards that are not ready."""
     for node in installation.nodes:
         cards = _readable(node)
         if cards and not any(one.type == "Ready" and one.status == "True" for one in node.status.conditions):
@@ -66,7 +76,7 @@ def health(installation: Installation) -> Iterator[Finding]:
 
 
 def served(installation: Installation) -> Iterator[Finding]:
-    """kubelet forgets the resources of a device plugin that is gone."""
+    """Nodes with cards that offer none: kubelet drops the resources of a device plugin that is gone."""
     away = [
         node.metadata.name
         for node in installation.nodes
@@ -87,7 +97,7 @@ def unit_of(installation: Installation) -> MemoryUnit | None:
 
 
 def units(installation: Installation) -> Iterator[Finding]:
-    """All nodes must count memory alike."""
+    """Whether all nodes count memory in one unit."""
     by_unit: dict[MemoryUnit, list[str]] = {}
     for node in installation.nodes:
         unit = _unit(node)
@@ -119,8 +129,8 @@ def runtimes(installation: Installation) -> Iterator[Finding]:
         yield ok("cdi", f"{len(with_cards)} node(s) take CDI devices")
 
 
-def walls(installation: Installation) -> Iterator[Finding]:
-    """Where shares are counted and nothing more."""
+def isolation(installation: Installation) -> Iterator[Finding]:
+    """Nodes where shares are counted and not enforced, or enforced by MPS alone."""
     bare = [
         node.metadata.name
         for node in installation.nodes
@@ -181,7 +191,7 @@ def _amount(node: Node, resource: str) -> int:
 
 
 def _unit(node: Node) -> MemoryUnit | None:
-    """From the size of the cards where it is known, else as gpushare guesses it."""
+    """The unit a node counts memory in: from the size of its cards where that is known, else as gpushare guesses it."""
     units = _amount(node, gpushare.RESOURCE_MEMORY)
     if not units:
         return None

@@ -1,4 +1,4 @@
-"""The pods: whether somebody places them, and whether the books add up."""
+"""The pods: whether a scheduler looks at them, and whether their allocations fit the cards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def unheard(installation: Installation) -> Iterator[Finding]:
         )
 
 
-def books(installation: Installation) -> Iterator[Finding]:
+def allocations(installation: Installation) -> Iterator[Finding]:
     """Every running GPU pod says which cards it has, and no card is given away twice."""
     unit = unit_of(installation) or MemoryUnit.GIB
     inventories = {}

@@ -127,7 +127,7 @@ def rights(installation: Installation) -> Iterator[Finding]:
 
 
 def versions(installation: Installation) -> Iterator[Finding]:
-    """Images of one release, and of the one this command belongs to."""
+    """Whether all images are of the release of this command."""
     tags: dict[str, str] = {}
     for one in (*(installation.daemon_sets or ()), *(installation.deployments or ())):
         if _name(one) in (shoal.NAME_AGENT, shoal.NAME_SCHEDULER):

@@ -45,7 +45,7 @@ async def read_cluster(client: Client, *, names: Sequence[str] = (), unit: Memor
 
 @contextlib.asynccontextmanager
 async def _begun(work: Coroutine[None, None, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """A task that goes on meanwhile, and ends with the block whatever became of it."""
+    """A task that runs beside the block, and is cancelled at its end."""
     task = asyncio.create_task(work)
     try:
         yield task

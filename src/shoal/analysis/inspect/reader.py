@@ -44,7 +44,7 @@ GONE: Final = "(gone)"
 
 @dataclass(frozen=True, slots=True)
 class _ReadNode:
-    """A node as read: its use without pods, and the unit it counts memory in. No use when it has no cards."""
+    """A node as read: its use without pods (None without cards), and the unit it counts memory in."""
 
     object: PartialNode
     use: NodeUse | None
@@ -54,12 +54,12 @@ class _ReadNode:
     held: Mapping[str, tuple[CardShare, ...]] = field(default_factory=dict)
 
 
-#: A pod and what it was read with; it is read again when one of these is another.
+#: A pod and what it was read with; it is read again when one of these has changed.
 _ReadPod = tuple[PartialPod, NodeGpus | None, MemoryUnit, tuple[CardShare, ...] | None, PodUse]
 
 
 class UseReader:
-    """Reads objects. `unit` is what `aliyun.com/gpu-mem` counts; None lets every node tell for itself."""
+    """Works out the use of nodes. `unit` is what `aliyun.com/gpu-mem` counts; None takes it from each node."""
 
     def __init__(self, unit: MemoryUnit | None = None) -> None:
         self._unit = unit
@@ -123,7 +123,7 @@ class UseReader:
 
 
 def _gone(node: str, uid: str, cards: tuple[CardShare, ...]) -> PodUse:
-    """A pod that the API server does not show, and whose containers hold cards by the word of the node's agent."""
+    """A pod that the API server no longer has, and whose containers hold cards, as the node's agent says."""
     held = {card.uuid: card.share for card in cards}
     return PodUse(GONE, printable(uid), node, "", None, held, 0, "", ending=True)
 
@@ -185,7 +185,7 @@ def _manifest(node: PartialNode, *, inventory: bool) -> dict[str, object]:
 
 
 def _read_pod(pod: PartialPod, node: NodeGpus | None, given: tuple[CardShare, ...] | None, unit: MemoryUnit) -> PodUse:
-    """What a pod has: by the word of its node's agent if it has been `given` cards, else by its record."""
+    """What a pod has: the cards that its node's agent says it was `given`, else those of its annotation."""
     manifest = pod_parts(pod)
     allocation, why = _placed(manifest, node, unit)
     held = allocation.held() if allocation is not None else {}

@@ -1,1 +1,1 @@
-"""What is allocated of the cards of a cluster, read from its nodes and pods, and the tables that show it."""
+"""`shoal inspect` and `kubectl inspect gpushare`: the command and its tables."""

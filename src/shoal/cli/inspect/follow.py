@@ -1,4 +1,4 @@
-"""Shows a cluster again whenever it changes: over the old picture on a terminal, one after another elsewhere."""
+"""Shows a cluster again whenever it changes: over what was there on a terminal, one after another elsewhere."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`shoal top`: a live picture of nodes, cards and pods in a terminal."""
+"""`shoal top`: nodes, cards and pods live in a terminal."""

@@ -1,4 +1,4 @@
-"""The picture as lines of text: a head, one line for each node, card or pod, and who waits. Pure.
+"""The screen of `shoal top` as lines of text: a head, one line for each node, card or pod, and who waits. Pure.
 
 A filter keeps the lines in which its letters stand, whatever their case; totals stay those of the cluster.
 """
@@ -25,7 +25,7 @@ _HIGH: Final = ((90, "red"), (60, "yellow"))
 
 @dataclass(frozen=True, slots=True)
 class FrameLine:
-    """A line of the picture, and what it is sorted by."""
+    """A line of the screen, and what it is sorted by."""
 
     cells: tuple[str, ...]
     key: tuple[object, ...]
@@ -64,13 +64,13 @@ def frame(cluster: ClusterUse, view: View, size: ScreenSize, *, colour: bool, tr
     fulls = [line.full for line in shown] + [None] * len(waiting)
     room = len(texts) if size.height is None else body_height(size)
     first = min(view.first, max(0, len(texts) - room))
-    picture = [_title(cluster, unit)[: size.width], _state(view, cluster.namespace, trouble)[: size.width]]
-    picture.append(_tinted(body[0][: size.width].ljust(size.width), "head", colour=colour))
+    screen = [_title(cluster, unit)[: size.width], _state(view, cluster.namespace, trouble)[: size.width]]
+    screen.append(_tinted(body[0][: size.width].ljust(size.width), "head", colour=colour))
     for text, full in zip(texts[first : first + room], fulls[first : first + room], strict=True):
-        picture.append(_with_bar(text[: size.width], full, colour=colour))
+        screen.append(_with_bar(text[: size.width], full, colour=colour))
     if size.height is not None:
-        picture.append(_below(first, room, len(texts))[: size.width])
-    return [line.rstrip() if not colour else line for line in picture]
+        screen.append(_below(first, room, len(texts))[: size.width])
+    return [line.rstrip() if not colour else line for line in screen]
 
 
 def _title(cluster: ClusterUse, unit: MemoryUnit) -> str:

@@ -111,7 +111,7 @@ def keys_of(content: bytes) -> Iterator[str]:
 
 #: Changes of the cluster within so many seconds are drawn together; keys are answered at once.
 _TOGETHER: Final = 0.5
-#: Seconds after which the picture is drawn anyway, to show trouble.
+#: Seconds after which the screen is drawn anyway, to show trouble.
 _IDLE: Final = 2.0
 
 

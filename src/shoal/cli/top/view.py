@@ -1,4 +1,4 @@
-"""What the picture shows, and how keys change it. Pure: a view and a key in, a view out."""
+"""What the screen of `shoal top` shows, and how keys change it. Pure: a view and a key in, a view out."""
 
 from __future__ import annotations
 
