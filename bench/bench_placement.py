@@ -15,7 +15,7 @@ import click
 from bench import results, traces
 from shoal.cli.simulate import listening, names, seeds
 from shoal.simulate.cluster import POLICY_NAMES
-from shoal.simulate.report.table import table
+from shoal.simulate.report import table
 from shoal.simulate.runs import Comparison, compare_static, processors
 
 WORKLOADS = ("default", "cpu250", "gpushare100", "gpuspec33")

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.contract import gpushare, keti, nvidia, shoal
+from shoal.model.contract.decisions import encode_decision
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.request import ContainerKind, Share
@@ -157,13 +158,7 @@ class Lab:
         """A decision as the scheduler writes it."""
         names = [one["name"] for one in manifest["spec"]["containers"]]
         node = NodeGpus(self.node.name, self.gpus)
-        return {
-            **gpushare.encode(
-                allocation, container_names=names, node=node, unit=self.unit, assume_time_ns=assume_time_ns
-            ),
-            **keti.encode(allocation),
-            shoal.ANNOTATION_ALLOCATION: shoal.encode_allocation(allocation),
-        }
+        return encode_decision(allocation, app_names=names, node=node, unit=self.unit, now_ns=assume_time_ns)
 
     def bind(self, manifest: dict, annotations: Mapping[str, str] | None = None) -> None:
         """Create a pod and bind it, with annotations in the same write, as the scheduler does."""

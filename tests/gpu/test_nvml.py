@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pynvml  # type: ignore[import-untyped]
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -62,6 +63,9 @@ def test_the_stand_in_has_every_call_of_the_header(shim: Shim) -> None:
     assert len(names) > 400
     assert set(FUNCTIONS) <= names, "no call of our own making"
     assert [name for name in sorted(names) if not hasattr(library, name)] == []
+    looked_up = set(re.findall(r'FunctionPointer\("(nvml\w+)"', Path(pynvml.__file__).read_text()))
+    assert len(looked_up) > 300
+    assert looked_up <= names, "what nvidia-ml-py looks up, for one"
     assert library.nvmlDeviceGetVgpuMetadata(None, None, None) == NO_FUNCTION
 
 

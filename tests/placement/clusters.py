@@ -13,7 +13,7 @@ from shoal.placement.classes import PodClass
 from shoal.placement.columns import BoolArray
 from shoal.placement.engine import Engine
 from shoal.placement.ledger import Booking, Ledger, NodeLedger
-from shoal.placement.trial import Filter, NodeRefusal, Trial
+from shoal.placement.trial import NodeFilter, NodeRefusal, Trial
 
 GIB = 1024
 WHOLE = Share(exclusive=True)
@@ -66,7 +66,7 @@ def refusals(engine: Engine, asked: Request) -> dict[str, NodeRefusal]:
     return {each.name: found[0] for each in engine.ledger.nodes() if (found := engine.explain(asked, each))}
 
 
-class RefusesNode(Filter):
+class RefusesNode(NodeFilter):
     """A filter as somebody may add it: it knows nothing of cards, and has no plain form."""
 
     name = "Closed"

@@ -101,7 +101,7 @@ def test_every_card_says_its_own_reason() -> None:
     ledger.confirm(booking("d", "n1", {5: Share(15 * GIB, 90)}))
     told = refusals(binpacking(ledger), request(Share(2 * GIB, 20, 1)))["n1"]
     says = [told.cards[uuid_of("n1", index)] for index in range(6)]
-    assert told.reason == "0 of 6 cards fit 2048 MiB with 20 % compute with 1 MPS clients, 1 wanted"
+    assert told.reason == "0 of 6 cards fit 2048 MiB + 20 % compute + 1 MPS client, 1 wanted"
     assert says[0] == "unhealthy: Xid 79"
     assert "MIG" in says[1]
     assert says[2] == "taken whole by another pod"

@@ -17,7 +17,7 @@ from shoal.placement.engine import Engine
 from shoal.placement.filters import CardFit, NodeResources
 from shoal.placement.ledger import NodeLedger
 from shoal.placement.policies import FILTERS, POLICIES, Policy, fgd_policy, policy_named, preferring
-from shoal.placement.trial import ClassTables, Filter, NodeRefusal, OneFilter, Trial
+from shoal.placement.trial import ClassTables, NodeFilter, NodeRefusal, OneFilter, Trial
 from tests.placement.clusters import GIB, WHOLE, RefusesNode, booking, ledger_of, node, refusals, request
 
 SHARE = request(Share(2 * GIB))
@@ -40,7 +40,7 @@ class RefusesPlainly(RefusesNode):
         return lambda node: ledger.node_at(node.row).name not in self._nodes
 
 
-def picky(policy: Policy, added: Filter, *, first: bool) -> Policy:
+def picky(policy: Policy, added: NodeFilter, *, first: bool) -> Policy:
     return replace(policy, filters=(added, *FILTERS) if first else (*FILTERS, added))
 
 
@@ -48,7 +48,7 @@ def picky(policy: Policy, added: Filter, *, first: bool) -> Policy:
 @pytest.mark.parametrize("added", [RefusesNode("b"), RefusesPlainly("b")], ids=["arrays", "plain"])
 @pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
 @pytest.mark.parametrize("policy", EVERY, ids=lambda policy: policy.name)
-def test_every_policy_obeys(policy: Policy, asked: Request, added: Filter, first: bool) -> None:
+def test_every_policy_obeys(policy: Policy, asked: Request, added: NodeFilter, first: bool) -> None:
     """Also when nodes are tried again because they changed, one by one: pods come and go between the decisions."""
     engine = Engine(ledger_of(*(node(name, [16, 16], cores=32) for name in "abcd")), picky(policy, added, first=first))
     for number in range(15):
@@ -119,7 +119,7 @@ def test_a_refusal_says_by_which_filter_and_whether_leaving_pods_may_help() -> N
     }
 
 
-class Recording(Filter):
+class Recording(NodeFilter):
     """Passes every node, and notes which were left when it was asked."""
 
     name = "Recording"

@@ -3,10 +3,12 @@ from random import Random
 from statistics import fmean, stdev
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shoal.simulate.churn import admitted, run_churn
+from shoal.simulate.churn import TimeMeans, admitted, mean, quantile, run_churn
 from shoal.simulate.cluster import new_engine, policy_for
-from shoal.simulate.scenario import Arrival, Churn, Lifetimes, Mode, Scenario, Start, draw
+from shoal.simulate.scenario import Arrival, Churn, ChurnMode, Lifetimes, Scenario, Start, draw
 from shoal.simulate.trace import capacity_milli, read_nodes, read_workload
 from tests.simulate.made_up import node, node_file, pod, pod_file, workload
 
@@ -70,7 +72,7 @@ def plainly(nodes, work, policy, seed, churn, keep=None) -> Plain:
         found.arrived += item.pod.gpu_milli * late
         if place(item, now):
             found.admitted.append(item.number)
-        elif churn.mode is Mode.QUEUE:
+        elif churn.mode is ChurnMode.QUEUE:
             found.waiting.append(item)
         else:
             engine.remove(item.key)
@@ -98,7 +100,7 @@ def test_loss_is_what_a_plain_replay_finds(small, policy, lifetimes):
 @pytest.mark.parametrize(("lifetimes", "load"), [(Lifetimes.EXP, 0.9), (Lifetimes.EXP, 1.2), (Lifetimes.TRACE, 1.0)])
 def test_a_queue_with_few_retries_is_the_queue_with_all_of_them(small, policy, lifetimes, load):
     nodes, work = small
-    churn = Churn(lifetimes, load, Mode.QUEUE)
+    churn = Churn(lifetimes, load, ChurnMode.QUEUE)
     result = run_churn(nodes, work, policy, 5, churn)
     plain = plainly(nodes, work, policy, 5, churn)
     assert result.alloc_mean == pytest.approx(plain.alloc)
@@ -204,3 +206,39 @@ def test_a_run_may_be_limited_to_some_of_the_starting_pods(small):
     assert result.alloc_mean == pytest.approx(plain.alloc)
     assert result.refused_pct == pytest.approx(100 * plain.refused / plain.arrived)
     assert result != run_churn(nodes, work, "binpack", 2, churn)
+
+
+# Means over time
+
+
+def test_means_are_weighted_by_time_and_split_at_the_edges():
+    means = TimeMeans(10, 5)
+    means.hold(1, 0, 3)
+    means.hold(4, 3, 3.5)
+    means.hold(2, 3.5, 10)
+    assert means.means() == pytest.approx([1, (1 + 2 + 1) / 2, 2, 2, 2])
+    assert means.mean_from(0) == pytest.approx((3 + 2 + 13) / 10)
+    assert means.mean_from(2) == pytest.approx(2)
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 3), st.floats(0, 100)), min_size=1, max_size=30), st.integers(1, 40))
+def test_the_means_of_the_spans_add_up_to_the_whole(steps, spans):
+    horizon = sum(length for length, _ in steps)
+    means = TimeMeans(horizon, spans)
+    now = 0.0
+    for length, value in steps:
+        means.hold(value, now, now + length)
+        now += length
+    whole = sum(length * value for length, value in steps) / horizon
+    assert means.mean_from(0) == pytest.approx(whole, abs=1e-6)
+    assert mean(means.means()) == pytest.approx(whole, abs=1e-6)
+
+
+def test_a_quantile_is_a_value_that_so_many_do_not_exceed():
+    values = [float(i) for i in range(20, 0, -1)]
+    assert quantile(values, 0.95) == 19
+    assert quantile(values, 1) == 20
+    assert quantile(values, 0.5) == 10
+    assert quantile([7.0], 0.95) == 7
+    assert quantile([], 0.95) == 0
+    assert mean([]) == 0

@@ -5,12 +5,12 @@ import pytest
 from shoal.simulate.churn import admitted, run_churn
 from shoal.simulate.errors import RunError, SettingsError
 from shoal.simulate.runs import Comparison, Progress, Task, compare_churn, compare_static, processors, same_start
-from shoal.simulate.scenario import Churn, Lifetimes, Mode, Start
+from shoal.simulate.scenario import Churn, ChurnMode, Lifetimes, Start
 from shoal.simulate.static import run_static
 from shoal.simulate.trace import read_nodes, read_workload
 from tests.simulate.made_up import node, node_file, pod, pod_file, workload
 
-CHURN = Churn(Lifetimes.TRACE, 1.2, Mode.QUEUE, Start.SAME)
+CHURN = Churn(Lifetimes.TRACE, 1.2, ChurnMode.QUEUE, Start.SAME)
 
 
 def ignore(progress: Progress) -> None:

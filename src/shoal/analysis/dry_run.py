@@ -20,8 +20,9 @@ from shoal.kube.objects.policy import PodDisruptionBudget
 from shoal.kube.resources import key_of
 from shoal.kube.store import Change, ChangeType, Store
 from shoal.model.allocation import Allocation
-from shoal.model.contract import keti, kubernetes
-from shoal.model.errors import RequestError, shown
+from shoal.model.contract import kubernetes
+from shoal.model.errors import RequestError
+from shoal.model.pod import check_cluster
 from shoal.model.request import Request
 from shoal.placement.columns import BoolArray
 from shoal.placement.engine import Engine
@@ -96,10 +97,7 @@ class DryRun:
 
     def check(self, pod: Pod) -> Request:
         """What the pod asks for. Raises RequestError as the scheduler would refuse it, also for another cluster."""
-        here = self.snapshot.settings.cluster_name
-        wanted = pod.metadata.annotations.get(keti.ANNOTATION_CLUSTER, "").strip()
-        if here and wanted and wanted != here:
-            raise RequestError(f"annotation {keti.ANNOTATION_CLUSTER} asks for {shown(wanted)}, this is {shown(here)}")
+        check_cluster(pod.metadata.annotations, self.snapshot.settings.cluster_name)
         return self.state.request(pod)
 
     def allowed(self, pod: Pod, verdict: Verdict) -> BoolArray:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from shoal.analysis.dry_run import DryRun, full_name, waits
 from shoal.analysis.nodes import Answer
 from shoal.analysis.unschedulable import Unschedulable, unschedulable
-from shoal.analysis.words import asked, share_words
+from shoal.analysis.words import asked
 from shoal.analysis.workloads import ManifestWorkload
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import key_of
 from shoal.model.allocation import Allocation
 from shoal.model.contract.groups import PodGroup, decode_group
 from shoal.model.errors import CodecError, RequestError
+from shoal.model.request import share_words
 from shoal.placement.errors import PolicyError
 
 

@@ -5,20 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shoal.model.contract import gpushare, keti, shoal
-from shoal.model.request import Request, Share
+from shoal.model.request import Request, share_words
 from shoal.placement.classes import card_needs
-
-
-def share_words(share: Share) -> str:
-    """A share of one card."""
-    if share.exclusive:
-        return f"whole, of at least {share.memory_mib} MiB" if share.memory_mib else "whole"
-    parts = (
-        f"{share.memory_mib} MiB" if share.memory_mib else "",
-        f"{share.compute} % compute" if share.compute else "",
-        counted(share.clients, "MPS client") if share.clients else "",
-    )
-    return " + ".join(part for part in parts if part) or "nothing"
 
 
 def asked(request: Request) -> str:

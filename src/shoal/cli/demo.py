@@ -102,7 +102,7 @@ def _expected(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 async def _play(folder: Path, policy: str, directory: Path) -> list[str]:
-    from shoal.cli.embedded import EmbeddedPlan
+    from shoal.cli.embedded import EmbeddedCluster, EmbeddedPlan
     from shoal.embedded.nodes.cluster import few
 
     expected = _expected(folder)
@@ -207,20 +207,14 @@ def _line(pod: Pod) -> str:
 
 def _shares(pod: Pod) -> list[str]:
     from shoal.model.contract import shoal
+    from shoal.model.request import share_words
 
     allocation = shoal.decode_allocation(pod.metadata.annotations[shoal.ANNOTATION_ALLOCATION])
     several = len(allocation.containers) > 1
     found = []
     for container in allocation.containers:
         for card in container.cards:
-            share = card.share
-            amounts = [
-                "whole" if share.exclusive else "",
-                f"{share.memory_mib} MiB" if share.memory_mib else "",
-                f"{share.compute} % compute" if share.compute else "",
-                "1 MPS client" if share.clients else "",
-            ]
-            text = f"GPU{card.index} {' + '.join(amount for amount in amounts if amount)}"
+            text = f"GPU{card.index} {share_words(card.share)}"
             found.append(f"{container.name} {text}" if several else text)
     return found
 

@@ -25,7 +25,7 @@ from shoal.embedded.nodes.cluster import NodeSpec
 from shoal.embedded.nodes.host import Host
 from shoal.embedded.store import Object
 from shoal.kube.access.credentials import Access
-from shoal.kube.access.load import load_access
+from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.client import Client
 from shoal.kubelet.host_paths import HostPaths
 from shoal.model.contract import keti, kubernetes, shoal

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from shoal.simulate.report.records import Results
+    from shoal.simulate.report import Results
     from shoal.simulate.runs import Comparison, Listener, Progress
     from shoal.simulate.scenario import Churn
 
@@ -221,7 +221,7 @@ def _comparison(nodes: Path, pods: tuple[Path, ...], policies: tuple[str, ...], 
 
 
 def _churn(lifetimes: str | None, load: float | None, mode: str | None, start: str | None) -> Churn | None:
-    from shoal.simulate.scenario import DEFAULT_LOAD, Churn, Lifetimes, Mode, Start
+    from shoal.simulate.scenario import DEFAULT_LOAD, Churn, ChurnMode, Lifetimes, Start
 
     if lifetimes is None:
         for option, value in (("--load", load), ("--mode", mode), ("--start", start)):
@@ -235,7 +235,7 @@ def _churn(lifetimes: str | None, load: float | None, mode: str | None, start: s
     return Churn(
         Lifetimes(lifetimes),
         DEFAULT_LOAD if load is None else load,
-        Mode(mode or Mode.LOSS),
+        ChurnMode(mode or ChurnMode.LOSS),
         Start(start or Start.OWN),
     )
 
@@ -251,15 +251,14 @@ def _run(comparison: Comparison, churn: Churn | None, jobs: int | None, *, quiet
 
 
 def _tell(results: Results, form: str) -> None:
-    from shoal.simulate.report.records import as_json
-    from shoal.simulate.report.table import table
+    from shoal.simulate.report import as_json, table
 
     click.echo(as_json(results) if form == "json" else table(results))
 
 
 def _check_plots(out: Path) -> None:
     """Before long runs: is all there that the plots need?"""
-    import shoal.simulate.report.plots  # noqa: F401
+    import shoal.simulate.plots  # noqa: F401
 
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -268,7 +267,7 @@ def _check_plots(out: Path) -> None:
 
 
 def _plot(results: Results, out: Path) -> None:
-    from shoal.simulate.report.page import write_report
+    from shoal.simulate.plots import write_report
 
     page = write_report(results, out)
     click.echo(f"plots: {page}", err=True)

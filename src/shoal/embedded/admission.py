@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shoal.embedded.access.asked import Asked
-from shoal.embedded.access.rbac import decide
+from shoal.embedded.access.authorization import Asked, decide
 from shoal.embedded.access.users import User
 from shoal.embedded.errors import ApiStatus, forbidden, invalid, invalid_value
 from shoal.embedded.kinds import POLICIES, POLICY_BINDINGS
 from shoal.embedded.policies.cel import CelError, Environment
 from shoal.embedded.policies.matching import is_about, namespace_of, selects
-from shoal.embedded.policies.policy import Denial, Policy
+from shoal.embedded.policies.policy import AdmissionPolicy, Denial
 from shoal.embedded.store import Object, Store
 from shoal.embedded.writes import Write
 
@@ -34,7 +33,7 @@ _Place = tuple[str, str, str, str, str]
 class _Bound:
     """A policy with one of its bindings, and what both say of which writes they are about."""
 
-    policy: Policy
+    policy: AdmissionPolicy
     binding: str
     constraints: Mapping[str, Any]
     narrowed: Mapping[str, Any]
@@ -69,7 +68,7 @@ class PolicyAdmission:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._environment: Environment | None = None
-        self._compiled: dict[str, tuple[str, Policy]] = {}
+        self._compiled: dict[str, tuple[str, AdmissionPolicy]] = {}
         #: By place, the bound policies that are about it.
         self._found: dict[_Place, list[_Bound]] = {}
         for kind in (POLICIES, POLICY_BINDINGS):
@@ -111,7 +110,7 @@ class PolicyAdmission:
                 found.append(one)
         return sorted(found, key=lambda one: (one.policy.name, one.binding))
 
-    def _policy(self, obj: Object) -> Policy:
+    def _policy(self, obj: Object) -> AdmissionPolicy:
         """The policy of an object, compiled once."""
         name, version = obj["metadata"]["name"], obj["metadata"]["resourceVersion"]
         known = self._compiled.get(name)
@@ -124,8 +123,8 @@ class PolicyAdmission:
         self._environment = self._environment or Environment()
         return self._environment
 
-    def _compile(self, obj: Object) -> Policy:
-        return Policy(obj, self.load())
+    def _compile(self, obj: Object) -> AdmissionPolicy:
+        return AdmissionPolicy(obj, self.load())
 
     def _check(self, obj: Object) -> None:
         """422 for a policy that cannot be evaluated, as the real server has it."""

@@ -6,8 +6,6 @@ nodes, mounting and running hooks is for the runtime. Fields this module has no 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ import msgspec
 import yaml
 
 from shoal.kubelet.errors import CdiError, UnresolvableError
+from shoal.kubelet.files import write_whole
 from shoal.model.errors import shown
 
 #: Where runtimes look, the last one first. Specs that are made while the node runs belong into the last.
@@ -213,15 +212,9 @@ def write(folder: Path, spec: Spec, tag: str) -> Path:
     if faults:
         raise CdiError(f"refused to write a CDI Spec of kind {shown(spec.kind)}: {faults[0]}")
     path = folder / file_name(spec.kind, tag)
-    # A name that no reader takes for a spec, and no other writer uses.
-    draft = folder / f".{path.name}.{os.getpid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(msgspec.json.encode(spec))
-        draft.replace(path)
+        write_whole(path, msgspec.json.encode(spec))
     except OSError as error:
-        with contextlib.suppress(OSError):  # the folder itself may be what is wrong
-            draft.unlink()
         raise CdiError(f"failed to write CDI Spec {str(path)!r}: {error.strerror or error}") from error
     return path
 

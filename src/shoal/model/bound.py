@@ -17,6 +17,7 @@ from typing import Final
 
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.contract import gpushare, keti, shoal, text
+from shoal.model.contract.decisions import RECORD_ANNOTATIONS
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, RequestError, shown
 from shoal.model.gpu import NodeGpus
@@ -24,9 +25,6 @@ from shoal.model.manifest import PodParts
 from shoal.model.pod import gpus_of
 from shoal.model.request import ContainerRequest, Request
 
-#: The annotations by which other stacks tell which cards a pod has.
-_FOREIGN: Final = (gpushare.ANNOTATION_ALLOCATION, gpushare.NAME_INDEX, keti.ANNOTATION_UUID)
-_RECORDS: Final = (shoal.ANNOTATION_ALLOCATION, gpushare.ANNOTATION_COMPUTE, *_FOREIGN)
 # The longest a record can be: the longest names there are, and the words around them.
 _RECORD_LENGTH: Final = 512
 _CONTAINER_LENGTH: Final = 400
@@ -42,7 +40,7 @@ def allocation_of(
     did not ask for. `request` is the pod's, if it is known. A node of which no cards are known is believed to have
     those that are named.
     """
-    if not pod.node or not any(key in pod.annotations for key in _RECORDS):
+    if not pod.node or not any(key in pod.annotations for key in RECORD_ANNOTATIONS):
         return None
     if request is None:
         try:
@@ -68,7 +66,7 @@ def recorded(pod: PodParts, *, request: Request, node: NodeGpus, unit: MemoryUni
     if pod.node != node.name:
         raise CodecError(f"the pod is bound to {shown(pod.node)}, not to {shown(node.name)}: give its own node")
     longest = _RECORD_LENGTH + sum(_CONTAINER_LENGTH + one.gpus * _CARD_LENGTH for one in request.containers)
-    for key in _RECORDS:
+    for key in RECORD_ANNOTATIONS:
         if len(text.value_of(pod.annotations, key) or "") > longest:
             raise CodecError(
                 f"{key} is longer than any record of what the pod asks for: remove the annotation from the manifest "

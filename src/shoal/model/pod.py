@@ -134,6 +134,16 @@ def gpus_of(pod: PodParts, *, unit: MemoryUnit) -> Request:
     )
 
 
+def check_cluster(annotations: Mapping[str, str], cluster: str) -> None:
+    """Refuse a pod that asks for another cluster than this one. A cluster without a name takes every pod."""
+    wanted = annotations.get(keti.ANNOTATION_CLUSTER, "").strip()
+    if cluster and wanted and wanted != cluster:
+        raise RequestError(
+            f"annotation {keti.ANNOTATION_CLUSTER} asks for cluster {shown(wanted)}, this is {shown(cluster)}: create "
+            "the pod there, or remove the annotation"
+        )
+
+
 def check_fits_some_card(request: Request, cards: Iterable[Gpu]) -> None:
     """Refuse a request that no card could ever meet, were it empty. Sick cards count, for they may get well.
 

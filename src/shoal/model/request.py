@@ -63,6 +63,23 @@ class Share:
 NO_SHARE = Share()
 
 
+def share_words(share: Share) -> str:
+    """A share of one card for a person: `whole`, or amounts such as `2048 MiB + 20 % compute + 1 MPS client`."""
+    if share.exclusive:
+        return f"whole, of at least {share.memory_mib} MiB" if share.memory_mib else "whole"
+    return " + ".join(share_amounts(share)) or "nothing"
+
+
+def share_amounts(share: Share) -> tuple[str, ...]:
+    """The amounts of a share for a person, without those it has none of."""
+    amounts = (
+        (share.memory_mib, "MiB"),
+        (share.compute, "% compute"),
+        (share.clients, "MPS client" if share.clients == 1 else "MPS clients"),
+    )
+    return tuple(f"{amount} {unit}" for amount, unit in amounts if amount)
+
+
 def mixes(taken: Share, more: Share) -> bool:
     """Whether a share would come to lie beside such as it may not: clients without sizes share cards with their like.
 

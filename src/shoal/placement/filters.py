@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.model.request import Share, accepts
-from shoal.placement import stacking
+from shoal.model.request import Share, accepts, share_words
+from shoal.placement import assignment
 from shoal.placement.classes import CardNeed, PodClass
 from shoal.placement.columns import BoolArray, Fact
 from shoal.placement.ledger import CardLedger, NodeLedger
-from shoal.placement.trial import ClassTables, Filter, NodeRefusal, OneFilter, Trial
+from shoal.placement.trial import ClassTables, NodeFilter, NodeRefusal, OneFilter, Trial
 
 #: The names under which their refusals stand beside those of kube-scheduler's filters.
 NODE_RESOURCES = "NodeResourcesFit"
 CARD_FIT = "Cards"
 
 
-class NodeResources(Filter):
+class NodeResources(NodeFilter):
     """The node is there and has the pod's CPU and memory. A pod that asks for none of either fits in any case.
 
     A node that is there for some pods only (`columns.alive`) is passed over here; why, `CardFit` tells.
@@ -46,7 +46,7 @@ class NodeResources(Filter):
         return NodeRefusal(self.name, "; ".join(short)) if short else None
 
 
-class CardFit(Filter):
+class CardFit(NodeFilter):
     """The node has cards for every need of the pod, each on cards of its own, or each container on its own cards."""
 
     name = CARD_FIT
@@ -86,7 +86,7 @@ class CardFit(Filter):
         fitting = {need: self._fitting(node, pod_class, need) for need in pod_class.needs}
         if all(len(fitting[need]) >= need.gpus for need in pod_class.needs) and self._apart(pod_class, fitting):
             return None
-        if pod_class.splittable and stacking.spread(node, pod_class) is not None:
+        if pod_class.splittable and assignment.spread(node, pod_class) is not None:
             return None
         short = next((need for need in pod_class.needs if len(fitting[need]) < need.gpus), None)
         if short is None:
@@ -130,13 +130,4 @@ def _words(share: Share) -> str:
     """A share as a person would say it."""
     if share.exclusive:
         return f"a whole card of {share.memory_mib} MiB" if share.memory_mib else "a whole card"
-    parts = [
-        f"{amount} {unit}"
-        for amount, unit in (
-            (share.memory_mib, "MiB"),
-            (share.compute, "% compute"),
-            (share.clients, "MPS clients"),
-        )
-        if amount
-    ]
-    return " with ".join(parts)
+    return share_words(share)

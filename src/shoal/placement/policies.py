@@ -18,11 +18,11 @@ from shoal.placement.errors import PolicyError
 from shoal.placement.filters import CardFit, NodeResources
 from shoal.placement.keti import KetiScores
 from shoal.placement.scores import CardLeft, CpuLeft, FreeShare, ModelPreference, NodeWorth, Regret, Stranding, Topology
-from shoal.placement.trial import CardRule, CardScore, Filter, Score
+from shoal.placement.trial import CardRule, CardScore, NodeFilter, Score
 from shoal.placement.worth.pressures import BrokenBlock, Pressure, ScarceModel
 
 #: What every policy asks of a node, in this order; a filter added here is obeyed by all of them.
-FILTERS: tuple[Filter, ...] = (NodeResources(), CardFit())
+FILTERS: tuple[NodeFilter, ...] = (NodeResources(), CardFit())
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Policy:
     grain: float = 0.0
     ties: tuple[tuple[float, Score], ...] = ()
     card_ties: tuple[tuple[float, CardScore], ...] = ()
-    filters: tuple[Filter, ...] = FILTERS
+    filters: tuple[NodeFilter, ...] = FILTERS
     #: The policy looks at what is in demand; the others do without.
     learns: bool = False
     #: Take the best node (0), or the second best (1) where there is one.

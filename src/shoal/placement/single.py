@@ -24,8 +24,8 @@ from shoal.placement.trial import (
     SLOT_MASK,
     UNKNOWN_SLOT,
     ClassTables,
-    Filter,
     NeedTables,
+    NodeFilter,
     OneFilter,
     OneScore,
     PlainFilter,
@@ -96,7 +96,7 @@ def _all_of(filters: list[OneFilter]) -> OneFilter:
     return lambda node: all(passes(node) for passes in filters)
 
 
-def _plain_filters(filters: Sequence[Filter], tables: ClassTables) -> list[OneFilter] | None:
+def _plain_filters(filters: Sequence[NodeFilter], tables: ClassTables) -> list[OneFilter] | None:
     """The filters in their plain form; None when one has none."""
     plain: list[OneFilter] = []
     for rule in filters:
@@ -118,7 +118,7 @@ def _plain_scores(scores: Sequence[tuple[float, Score]], tables: ClassTables) ->
     return plain
 
 
-def _filters_plainly(rule: Filter) -> TypeGuard[PlainFilter]:
+def _filters_plainly(rule: NodeFilter) -> TypeGuard[PlainFilter]:
     return _is_a(PlainFilter, type(rule))
 
 

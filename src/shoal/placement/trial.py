@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload, runtim
 import numpy as np
 
 from shoal.model.request import accepts
-from shoal.placement import stacking
+from shoal.placement import assignment
 from shoal.placement.classes import CardNeed, PodClass
 from shoal.placement.columns import (
     ALIVE,
@@ -85,7 +85,7 @@ class CardRules:
     by_label: Mapping[str | None, CardRule]
 
 
-class Filter(ABC):
+class NodeFilter(ABC):
     """Says which nodes can take the pod: by the arrays (`passes`) and by the ledger of one node (`refusal`).
 
     A filter in `Policy.filters` is obeyed wherever nodes are chosen, cleared or explained.
@@ -272,7 +272,7 @@ class Trial:
         self.model: IntArray = self.facts[Fact.MODEL]
         self.labels: IntArray = self.facts[Fact.POLICY]
 
-    def passing(self, filters: Sequence[Filter]) -> BoolArray:
+    def passing(self, filters: Sequence[NodeFilter]) -> BoolArray:
         """The nodes that pass all filters, asked one after another."""
         for rule in filters:
             passes = rule.passes(self)
@@ -298,7 +298,7 @@ class Trial:
         return self.picks.found
 
     @lazy
-    def apart(self) -> dict[int, stacking.Deal]:
+    def apart(self) -> dict[int, assignment.CardAssignment]:
         """By position in `rows`, the nodes without cards for the containers together that have cards for them apart.
 
         Looked for on the nodes that passed the filters so far.
@@ -306,11 +306,11 @@ class Trial:
         if not self.pod_class.splittable:
             return {}
         short = ~self.found if self.passed is None else self.passed & ~self.found
-        deals = {
-            i: stacking.spread(self.ledger.node_at(int(self.rows[i])), self.pod_class)
+        found = {
+            i: assignment.spread(self.ledger.node_at(int(self.rows[i])), self.pod_class)
             for i in np.flatnonzero(short).tolist()
         }
-        return {i: deal for i, deal in deals.items() if deal is not None}
+        return {i: cards for i, cards in found.items() if cards is not None}
 
     @lazy
     def _one_by_code(self) -> bool:

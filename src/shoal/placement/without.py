@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from shoal.placement.classes import PodClass
 from shoal.placement.ledger import Ledger, NodeLedger
-from shoal.placement.trial import Filter
+from shoal.placement.trial import NodeFilter
 
 
 class FitsWithout:
@@ -17,7 +17,7 @@ class FitsWithout:
     less costs only that pod and the filters.
     """
 
-    def __init__(self, ledger: Ledger, pod_class: PodClass, filters: Sequence[Filter]) -> None:
+    def __init__(self, ledger: Ledger, pod_class: PodClass, filters: Sequence[NodeFilter]) -> None:
         self._ledger = ledger
         self._class = pod_class
         self._filters = filters

@@ -30,7 +30,8 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import PODS
 from shoal.kube.store import Change, ChangeType
 from shoal.model.allocation import Allocation
-from shoal.model.contract import gpushare, keti, shoal
+from shoal.model.backoff import Backoff
+from shoal.model.contract.decisions import encode_decision
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import NodeGpus
 from shoal.scheduler.errors import BindError
@@ -40,8 +41,7 @@ log = logging.getLogger(__name__)
 
 #: The Binding may or may not have been made.
 _OPEN: Final = (UnreachableError, UnavailableError, AnswerError, TooManyRequestsError, UnauthorizedError)
-_PAUSE: Final = 0.1
-_MAX_PAUSE: Final = 5.0
+_BACKOFF: Final = Backoff(first=0.2, longest=5.0)
 
 
 class Binder:
@@ -145,24 +145,12 @@ class Binder:
         raise BindError(why)
 
     async def _pause(self, failures: int) -> None:
-        longest = min(_MAX_PAUSE, _PAUSE * 2 ** min(failures, 10))
-        await asyncio.sleep(longest * self._rng.uniform(0.5, 1.0))
+        await asyncio.sleep(_BACKOFF.jittered(failures, self._rng))
 
 
 def annotations_of(
     pod: Pod, allocation: Allocation, *, inventory: NodeGpus, unit: MemoryUnit, now_ns: int
 ) -> dict[str, str]:
     """The decision in the words of all families; none for a pod without GPUs."""
-    if not allocation.containers:
-        return {}
-    return {
-        **gpushare.encode(
-            allocation,
-            container_names=[container.name for container in pod.spec.containers],
-            node=inventory,
-            unit=unit,
-            assume_time_ns=now_ns,
-        ),
-        **keti.encode(allocation),
-        shoal.ANNOTATION_ALLOCATION: shoal.encode_allocation(allocation),
-    }
+    names = [container.name for container in pod.spec.containers]
+    return encode_decision(allocation, app_names=names, node=inventory, unit=unit, now_ns=now_ns)

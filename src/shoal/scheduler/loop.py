@@ -16,9 +16,10 @@ from typing import Final
 from shoal.kube.objects.pod import Pod
 from shoal.kube.store import Change, ChangeType
 from shoal.model.allocation import Allocation
-from shoal.model.contract import keti
+from shoal.model.bounded_cache import BoundedCache
 from shoal.model.contract.groups import PodGroup, decode_group
-from shoal.model.errors import CodecError, RequestError, shown
+from shoal.model.errors import CodecError, RequestError
+from shoal.model.pod import check_cluster
 from shoal.placement.errors import PolicyError
 from shoal.scheduler.binder import Binder
 from shoal.scheduler.claims import Claims
@@ -84,7 +85,7 @@ class Loop:
         self._stir = asyncio.Event()
         self._binding: set[asyncio.Task[None]] = set()
         self._landed = asyncio.Event()
-        self._diagnoses: dict[object, tuple[tuple[int, int], Diagnosis]] = {}
+        self._diagnoses: BoundedCache[object, tuple[tuple[int, int], Diagnosis]] = BoundedCache(_DIAGNOSES)
 
     # What the watch brings
 
@@ -208,7 +209,7 @@ class Loop:
             self.queue.remove(waiting.uid)
             return
         try:
-            self._check_cluster(pod)
+            check_cluster(pod.metadata.annotations, self._cluster)
             decode_group(pod.metadata.labels, pod.metadata.annotations)
             gang = self.gangs.of(waiting.uid)
             if gang is None or gang.stands:
@@ -229,14 +230,6 @@ class Loop:
     def _has_place(self, uid: str) -> bool:
         """The pod's Binding was accepted; the watch may still tell of moments before it, as if the pod waited."""
         return self._state.engine.ledger.booking(uid) is not None
-
-    def _check_cluster(self, pod: Pod) -> None:
-        wanted = pod.metadata.annotations.get(keti.ANNOTATION_CLUSTER, "").strip()
-        if self._cluster and wanted and wanted != self._cluster:
-            raise RequestError(
-                f"annotation {keti.ANNOTATION_CLUSTER} asks for cluster {shown(wanted)}, this is "
-                f"{shown(self._cluster)}: create the pod there, or remove the annotation"
-            )
 
     def _refuse(self, waiting: QueuedPod, pod: Pod, why: str) -> None:
         """The pod cannot be met as written."""
@@ -371,10 +364,8 @@ class Loop:
         known = self._diagnoses.get(waiting.template)
         if known is not None and known[0] == version:
             return known[1]
-        if len(self._diagnoses) >= _DIAGNOSES:
-            self._diagnoses.clear()
         diagnosis = diagnose(self._state.engine, self._state.request(pod), verdict)
-        self._diagnoses[waiting.template] = version, diagnosis
+        self._diagnoses.put(waiting.template, (version, diagnosis))
         return diagnosis
 
 

@@ -1,8 +1,8 @@
-"""The protocol with departures: pods come and go, and what counts is how full the cluster stays and whom it refuses.
+"""The protocol with departures: pods come and go, and what counts is how full the cluster stays and what it refuses.
 
-`scenario` says who comes and how long he stays; a run places them under one policy. The first 40 % of the time is
-discarded. A pod that does not fit leaves for good (`loss`) or waits (`queue`, see `queueing`); the life of a waiting
-pod begins when it is placed.
+`scenario` says which pods arrive and how long they stay; a run places them under one policy. The first 40 % of the
+time is discarded. A pod that does not fit leaves for good (`loss`) or waits (`queue`, see `queueing`); the life of a
+waiting pod begins when it is placed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from random import Random
 
 from shoal.model.gpu import NodeGpus
 from shoal.simulate.cluster import Idle, idle_now, new_engine, policy_for
-from shoal.simulate.meters import TimeMeans, mean, quantile
 from shoal.simulate.queueing import WaitingPods
-from shoal.simulate.scenario import Arrival, Churn, Mode, Scenario, draw
+from shoal.simulate.scenario import Arrival, Churn, ChurnMode, Scenario, draw
 from shoal.simulate.trace import GPU, Workload, capacity_milli
 
 #: A run is looked at in so many spans of equal time, and the first of them are discarded.
@@ -35,7 +34,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """How long the pods of one size waited, in mean lifetimes. Who waits still counts with his wait so far."""
+    """How long the pods of one size waited, in mean lifetimes. A pod that still waits counts with its wait so far."""
 
     size: str
     pods: int
@@ -126,7 +125,7 @@ class _Run:
             self._pass_to(left)
             self._engine.remove(pod.key)
             self._allocated -= pod.pod.gpu_milli
-            if self._churn.mode is Mode.QUEUE:
+            if self._churn.mode is ChurnMode.QUEUE:
                 self._serve(node)
         self._pass_to(time)
 
@@ -143,7 +142,7 @@ class _Run:
             self._arrived_milli += pod.pod.gpu_milli
         if self._place(pod):
             return True
-        if self._churn.mode is Mode.QUEUE:
+        if self._churn.mode is ChurnMode.QUEUE:
             self._waiting.join(pod)
             return False
         self._engine.remove(pod.key)
@@ -166,7 +165,7 @@ class _Run:
         self._waiting.retry(node, self._place)
 
     def _note_wait(self, pod: Arrival) -> None:
-        if self._churn.mode is Mode.QUEUE and pod.time >= self._warm:
+        if self._churn.mode is ChurnMode.QUEUE and pod.time >= self._warm:
             self._waits.setdefault(pod.pod.size_class, []).append(self._now - pod.time)
 
     def result(self, seed: int) -> ChurnResult:
@@ -180,7 +179,7 @@ class _Run:
             alloc_mean=percent * self._allocation.mean_from(WARM_UP),
             refused_pct=100 * self._refused_milli / max(self._arrived_milli, 1),
             pending_gpus_mean=self._pending.mean_from(WARM_UP) / GPU,
-            waits=self._all_waits() if self._churn.mode is Mode.QUEUE else (),
+            waits=self._all_waits() if self._churn.mode is ChurnMode.QUEUE else (),
             spans=tuple(
                 Span((i + 1) * width, percent * allocated, idle)
                 for i, (allocated, idle) in enumerate(zip(self._allocation.means(), self._idle, strict=True))
@@ -202,3 +201,42 @@ class _Run:
 def _size_order(size: str) -> tuple[int, str]:
     """CPU-only pods, shares, then by the number of GPUs."""
     return {"cpu": -2, "share": -1}.get(size) or int(size), size
+
+
+class TimeMeans:
+    """The means of a quantity over equal spans of the time from 0 to `horizon`."""
+
+    def __init__(self, horizon: float, spans: int) -> None:
+        self.width = horizon / spans
+        self._areas = [0.0] * spans
+
+    def hold(self, value: float, start: float, end: float) -> None:
+        """The quantity was `value` from `start` to `end`."""
+        last = len(self._areas) - 1
+        span = min(int(start / self.width), last)
+        while span < last and end > (edge := (span + 1) * self.width):
+            self._areas[span] += value * (edge - start)
+            start = edge
+            span += 1
+        self._areas[span] += value * (end - start)
+
+    def means(self) -> list[float]:
+        return [area / self.width for area in self._areas]
+
+    def mean_from(self, span: int) -> float:
+        """The mean over all spans from this one on."""
+        return sum(self._areas[span:]) / (self.width * (len(self._areas) - span))
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; 0 of nothing."""
+    return sum(values) / len(values) if values else 0.0
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The smallest value that `part` of all do not exceed; 0 of nothing."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    rank = -int(-part * len(ordered) // 1)
+    return ordered[min(max(rank, 1), len(ordered)) - 1]

@@ -1,6 +1,6 @@
 """Pods that wait for room: first come, first served, with backfilling.
 
-After each departure the waiting pods are tried in the order of their coming, and whoever fits is placed. Only the node
+After each departure the waiting pods are tried in the order of arrival, and each that fits is placed. Only the node
 that the pod left has more room than at the last try, so a pod need not be tried unless it would fit there; and of
 equal pods only the first, until it is placed.
 """
@@ -42,8 +42,8 @@ def room_on(node: NodeLedger) -> Room:
 
 
 @dataclass(slots=True)
-class Line:
-    """Waiting pods with equal requests, in the order of their coming."""
+class EqualPods:
+    """Waiting pods with equal requests, in the order of arrival."""
 
     request: Request
     models: frozenset[str]
@@ -67,7 +67,7 @@ class WaitingPods:
 
     def __init__(self, models: Sequence[str]) -> None:
         self._models = tuple(models)
-        self._lines: dict[Request, Line] = {}
+        self._lines: dict[Request, EqualPods] = {}
         self.gpu_milli = 0
 
     def __iter__(self) -> Iterator[Arrival]:
@@ -78,12 +78,12 @@ class WaitingPods:
         line = self._lines.get(request)
         if line is None:
             accepted = frozenset(model for model in self._models if accepts_model(request.selector, model))
-            line = self._lines[request] = Line(request, accepted)
+            line = self._lines[request] = EqualPods(request, accepted)
         line.pods.append(pod)
         self.gpu_milli += pod.pod.gpu_milli
 
     def retry(self, node: NodeLedger, place: Callable[[Arrival], bool]) -> None:
-        """A pod has left this node: place whom you can."""
+        """A pod has left this node: place those that fit now."""
         room = room_on(node)
         heads = [(line.pods[0].number, line) for line in self._lines.values() if line.fits(room)]
         heapify(heads)
@@ -96,7 +96,7 @@ class WaitingPods:
             if line.pods:
                 heappush(heads, (line.pods[0].number, line))
 
-    def _take_first(self, line: Line) -> None:
+    def _take_first(self, line: EqualPods) -> None:
         self.gpu_milli -= line.pods.popleft().pod.gpu_milli
         if not line.pods:
             del self._lines[line.request]

@@ -1,4 +1,4 @@
-"""What happens in a run with departures, whatever the policy: who comes when, and how long he stays.
+"""The scenario of a run with departures, the same for every policy: which pods arrive when, and how long each stays.
 
 Arrivals are Poisson, each a uniform draw from the trace's pods. Time is in units of the mean lifetime. The rate is
 load × GPUs / mean GPU demand, so that `load` is the part of the cluster the pods would hold if none were refused.
@@ -31,7 +31,7 @@ class Lifetimes(StrEnum):
     TRACE = "trace"
 
 
-class Mode(StrEnum):
+class ChurnMode(StrEnum):
     """What becomes of a pod that does not fit: it leaves, or it waits."""
 
     LOSS = "loss"
@@ -54,7 +54,7 @@ class Churn:
 
     lifetimes: Lifetimes
     load: float = DEFAULT_LOAD
-    mode: Mode = Mode.LOSS
+    mode: ChurnMode = ChurnMode.LOSS
     start: Start = Start.OWN
 
     @property
@@ -64,7 +64,7 @@ class Churn:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A pod that comes; `number` counts them in the order of their coming."""
+    """A pod that arrives; `number` counts them in the order of arrival."""
 
     number: int
     time: float

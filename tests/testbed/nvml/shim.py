@@ -34,7 +34,7 @@ def header() -> Path:
 
 def declared() -> set[str]:
     """All functions that the header declares, those of older versions too."""
-    return set(re.findall(r"\bDECLDIR (nvml\w+)\(", header().read_text()))
+    return set(re.findall(r"\bDECLDIR\s+(?:char\s*\*\s*)?(nvml\w+)\s*\(", header().read_text()))
 
 
 def build(directory: Path) -> Path:

@@ -28,12 +28,13 @@ from shoal.kube.errors import KubeError
 from shoal.kube.resources import PODS
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.bound import recorded
-from shoal.model.contract import gpushare, keti, nvidia, shoal
+from shoal.model.contract import nvidia
+from shoal.model.contract.decisions import encode_decision
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, ModelError, shown
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.manifest import pod_parts
-from shoal.model.request import NO_SHARE, ContainerRequest, Request, Share, accepts, fits, mixes
+from shoal.model.request import NO_SHARE, ContainerRequest, Request, Share, accepts, fits, mixes, share_amounts
 
 log = logging.getLogger(__name__)
 
@@ -137,20 +138,14 @@ class Decisions:
 
     def annotations(self, allocation: Allocation, holding: PodHolding) -> dict[str, str]:
         """The decision in the words of all families. Replicas have none but Shoal's."""
-        theirs = replace(
-            allocation, containers=tuple(one for one in allocation.containers if one.name not in holding.sliced)
+        return encode_decision(
+            allocation,
+            app_names=holding.app_names,
+            node=self._pods.node,
+            unit=self._unit,
+            now_ns=self._now_ns(),
+            replicas=holding.sliced,
         )
-        return {
-            **gpushare.encode(
-                theirs,
-                container_names=holding.app_names,
-                node=self._pods.node,
-                unit=self._unit,
-                assume_time_ns=self._now_ns(),
-            ),
-            **keti.encode(theirs),
-            shoal.ANNOTATION_ALLOCATION: shoal.encode_allocation(allocation),
-        }
 
 
 def _asked(entry: ContainerAllocation) -> ContainerRequest:
@@ -250,8 +245,7 @@ def _entry(container: ContainerRequest, gpus: Sequence[Gpu]) -> ContainerAllocat
 def _words(share: Share) -> str:
     if share.exclusive:
         return "nobody else on them"
-    amounts = ((share.memory_mib, "MiB free"), (share.compute, "% compute free"), (share.clients, "MPS clients free"))
-    return ", ".join(f"{amount} {unit}" for amount, unit in amounts if amount)
+    return ", ".join(f"{amount} free" for amount in share_amounts(share))
 
 
 def is_inherited(record: DeviceRecord) -> bool:

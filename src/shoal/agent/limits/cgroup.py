@@ -15,7 +15,6 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import socket
 import struct
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from shoal.agent.errors import AgentError
 from shoal.gpu.errors import GpuError
 from shoal.gpu.protocol import MemoryLimit, Nvml
 from shoal.kubelet.cdi import ContainerEdits, Hook
+from shoal.kubelet.files import write_whole
 from shoal.model.contract import nvidia
 from shoal.model.errors import shown
 
@@ -128,12 +128,8 @@ async def ask(door: Path, cgroup: str, limits: Sequence[str]) -> str:
 def install(program: Path, folder: Path) -> Path:
     """Put the hook's program where the host can run it, whole or not at all; where it is."""
     place = folder / PROGRAM
-    draft = folder / f".{PROGRAM}.{os.getpid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(program, draft)
-        draft.chmod(0o755)
-        draft.replace(place)
+        write_whole(place, program.read_bytes(), mode=0o755)
     except OSError as error:
         raise LimitError(f"{program} cannot be put into {folder}: {error.strerror or error}") from error
     return place

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -17,6 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from shoal.agent.errors import RefusedError
+from shoal.kubelet.files import write_whole
 from shoal.model.allocation import Allocation
 from shoal.model.contract import shoal
 from shoal.model.errors import CodecError
@@ -56,15 +56,9 @@ class GivenFiles:
     def write(self, given: Given) -> None:
         """Remember, whole or not at all. RefusedError if that cannot be."""
         file = _File(1, given.uid, given.namespace, given.name, shoal.encode_allocation(given.allocation))
-        path = self._path(given.uid)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            draft.write_bytes(msgspec.json.encode(file))
-            draft.replace(path)
+            write_whole(self._path(given.uid), msgspec.json.encode(file))
         except OSError as error:
-            with contextlib.suppress(OSError):  # the folder itself may be what is wrong
-                draft.unlink()
             raise RefusedError(
                 f"what the container gets cannot be remembered in {self._folder}: {error.strerror or error}"
             ) from error

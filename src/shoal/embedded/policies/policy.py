@@ -30,7 +30,7 @@ class _Validation:
     reason: str
 
 
-class Policy:
+class AdmissionPolicy:
     """A policy by its object. CelError names the policy and the part that cannot be compiled."""
 
     def __init__(self, obj: Object, environment: Environment) -> None:

@@ -1,13 +1,18 @@
-"""What is decided about pods, by the names of all families, and who may write it.
+"""What is decided about pods, in the words of all families, and who may write it.
 
 The admission policies in `deploy/admission` say the same in CEL: tests hold both together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Final
 
+from shoal.model.allocation import Allocation
 from shoal.model.contract import gpushare, keti, shoal
+from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.gpu import NodeGpus
 
 #: The annotations of a pod that the scheduler and the agent write, and nobody else: the record of a decision in the
 #: words of each family, how far the pod has come, and what keeps it to its share.
@@ -25,6 +30,15 @@ DECISION_ANNOTATIONS: Final = (
     gpushare.ANNOTATION_ALLOCATION_ASSUME_TIME,
     gpushare.ANNOTATION_COMPUTE,
     gpushare.ANNOTATION_TFLOPS,
+    keti.ANNOTATION_UUID,
+)
+
+#: Those of them that tell which cards a pod has.
+RECORD_ANNOTATIONS: Final = (
+    shoal.ANNOTATION_ALLOCATION,
+    gpushare.ANNOTATION_COMPUTE,
+    gpushare.ANNOTATION_ALLOCATION,
+    gpushare.NAME_INDEX,
     keti.ANNOTATION_UUID,
 )
 
@@ -52,3 +66,28 @@ POLICIES_VISIBLE_DEVICES: Final = tuple(f"{POLICY_VISIBLE_DEVICES}{kind}" for ki
 POLICY_EXEMPTIONS: Final = "shoal-exemptions"
 #: What keeps an agent to its own node.
 POLICIES_FENCE: Final = tuple(f"shoal-agent-own-node{kind}" for kind in ("", "-pods", "-events"))
+
+
+def encode_decision(
+    allocation: Allocation,
+    *,
+    app_names: Sequence[str],
+    node: NodeGpus,
+    unit: MemoryUnit,
+    now_ns: int,
+    replicas: Collection[str] = (),
+) -> dict[str, str]:
+    """The annotations of a decision; none for a pod without GPUs.
+
+    `app_names` are the pod's containers in their order. Of containers with `replicas` only Shoal's own record tells.
+    """
+    if not allocation.containers:
+        return {}
+    theirs = allocation
+    if replicas:
+        theirs = replace(allocation, containers=tuple(one for one in allocation.containers if one.name not in replicas))
+    return {
+        **gpushare.encode(theirs, container_names=app_names, node=node, unit=unit, assume_time_ns=now_ns),
+        **keti.encode(theirs),
+        shoal.ANNOTATION_ALLOCATION: shoal.encode_allocation(allocation),
+    }

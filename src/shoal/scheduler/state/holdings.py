@@ -17,21 +17,14 @@ from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation, Held
 from shoal.model.bound import allocation_of
-from shoal.model.contract import gpushare, keti, nvidia, shoal
+from shoal.model.contract import nvidia, shoal
+from shoal.model.contract.decisions import RECORD_ANNOTATIONS
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError
 from shoal.model.gpu import NodeGpus
 from shoal.model.manifest import pod_parts
 from shoal.model.request import Request
 from shoal.placement.ledger import Booking, NodeLedger
-
-_ANNOTATIONS = (
-    shoal.ANNOTATION_ALLOCATION,
-    gpushare.ANNOTATION_ALLOCATION,
-    gpushare.ANNOTATION_COMPUTE,
-    gpushare.NAME_INDEX,
-    keti.ANNOTATION_UUID,
-)
 
 
 class Origin(Enum):
@@ -54,7 +47,7 @@ class PodHolding:
 
 def decision_in(annotations: Mapping[str, str]) -> tuple[str | None, ...]:
     """The annotations that tell which cards a pod has: while these and the node are the same, so is its holding."""
-    return tuple(annotations.get(name) for name in _ANNOTATIONS) if annotations else ()
+    return tuple(annotations.get(name) for name in RECORD_ANNOTATIONS) if annotations else ()
 
 
 def holding_of(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -14,6 +13,7 @@ from typing import Final
 import msgspec
 
 from shoal.embedded.nodes.errors import CheckpointError
+from shoal.kubelet.files import write_whole
 
 #: The NUMA node of a device that is near none.
 NO_NUMA: Final = -1
@@ -163,9 +163,7 @@ def _hashed(content: bytes, value: int) -> int:
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
     """Put the file into place, whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(encode(checkpoint))
-    draft.replace(path)
+    write_whole(path, encode(checkpoint))
 
 
 def read(path: Path) -> Checkpoint | None:

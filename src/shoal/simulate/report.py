@@ -1,24 +1,26 @@
-"""Results as a table: a row per workload and a column per policy.
-
-A cell is the mean over the seeds ± their standard deviation.
-"""
+"""Results as a table and as JSON. A cell of the table is the mean over the seeds ± their standard deviation."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TypeVar
 
 from shoal.simulate.churn import ChurnResult, Wait
-from shoal.simulate.report.records import Results
-from shoal.simulate.scenario import Churn, Lifetimes, Mode
+from shoal.simulate.scenario import Churn, ChurnMode, Lifetimes
 from shoal.simulate.static import StaticResult
 
+Results = Sequence[StaticResult] | Sequence[ChurnResult]
 Result = TypeVar("Result", bound=StaticResult | ChurnResult)
+Object = dict[str, object]
 
 #: Between two columns.
 _GAP = "   "
+
+
+# The table
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ def _churn_sections(results: list[ChurnResult]) -> list[Section]:
     if not results:
         return []
     allocated = _section(results, "GPUs allocated, %", lambda run: run.alloc_mean)
-    if results[0].churn.mode is Mode.LOSS:
+    if results[0].churn.mode is ChurnMode.LOSS:
         return [allocated, _section(results, "refused, % of the arriving GPU demand", lambda run: run.refused_pct)]
     pending = _section(results, "GPUs waited for", lambda run: run.pending_gpus_mean)
     return [allocated, pending, _waits_section(results)]
@@ -122,7 +124,7 @@ def _churn_words(churn: Churn) -> str:
         Lifetimes.EXP: "exponential lifetimes",
         Lifetimes.TRACE: f"lifetimes of the trace, {churn.start.value} start",
     }
-    refused = {Mode.LOSS: "pods that do not fit leave", Mode.QUEUE: "pods that do not fit wait"}
+    refused = {ChurnMode.LOSS: "pods that do not fit leave", ChurnMode.QUEUE: "pods that do not fit wait"}
     return f"with departures: load {churn.load:g}, {lifetimes[churn.lifetimes]}, {refused[churn.mode]}"
 
 
@@ -142,3 +144,48 @@ def _line(cells: tuple[str, ...], widths: Sequence[int]) -> str:
         cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
     )
     return _GAP.join([first, *rest]).rstrip()
+
+
+# JSON
+
+
+def as_json(results: Results) -> str:
+    """One object per run."""
+    objects = [_static_object(run) if isinstance(run, StaticResult) else _churn_object(run) for run in results]
+    return json.dumps(objects, indent=2)
+
+
+def _static_object(run: StaticResult) -> Object:
+    return {
+        "workload": run.workload,
+        "policy": run.policy,
+        "seed": run.seed,
+        "alloc_100": run.alloc_100,
+        "alloc_130": run.alloc_130,
+    }
+
+
+def _churn_object(run: ChurnResult) -> Object:
+    values: Object = {
+        "workload": run.workload,
+        "policy": run.policy,
+        "seed": run.seed,
+        "load": run.churn.load,
+        "lifetimes": run.churn.lifetimes.value,
+        "mode": run.churn.mode.value,
+        "start": _start_of(run.churn),
+        "alloc_mean": run.alloc_mean,
+        "refused_pct": run.refused_pct,
+        "pending_gpus_mean": run.pending_gpus_mean,
+    }
+    if run.churn.mode is ChurnMode.QUEUE:
+        values["waiting"] = {
+            wait.size: {"pods": wait.pods, "mean": wait.mean, "p95": wait.p95, "still_waiting": wait.still_waiting}
+            for wait in run.waits
+        }
+    return values
+
+
+def _start_of(churn: Churn) -> str:
+    """What a run begins with: nothing when lifetimes are exponential, else the policy's `own` or the `same` start."""
+    return "empty" if churn.lifetimes is Lifetimes.EXP else churn.start.value

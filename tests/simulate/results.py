@@ -2,7 +2,7 @@
 
 from shoal.simulate.churn import ChurnResult, Wait
 from shoal.simulate.runs import Progress
-from shoal.simulate.scenario import Churn, Lifetimes, Mode, Start
+from shoal.simulate.scenario import Churn, ChurnMode, Lifetimes, Start
 from shoal.simulate.static import StaticResult
 
 
@@ -18,5 +18,5 @@ def churned(policy: str, seed: int, alloc: float, refused: float, churn: Churn, 
     return ChurnResult("default", policy, seed, churn, alloc, refused, 3.25, waits, ())
 
 
-LOSS = Churn(Lifetimes.TRACE, 0.95, Mode.LOSS, Start.SAME)
-QUEUE = Churn(Lifetimes.EXP, 1.0, Mode.QUEUE)
+LOSS = Churn(Lifetimes.TRACE, 0.95, ChurnMode.LOSS, Start.SAME)
+QUEUE = Churn(Lifetimes.EXP, 1.0, ChurnMode.QUEUE)
