@@ -23,6 +23,7 @@ from shoal.gpu.errors import GpuError, MpsError, MpsRefusalError, NoMpsDaemonErr
 from shoal.gpu.mps import MpsDaemon, MpsHealth, MpsNamespace
 from shoal.gpu.protocol import ComputeMode, Nvml
 from shoal.kubelet.cdi import ContainerEdits, Mount
+from shoal.model.backoff import Backoff
 from shoal.model.contract import nvidia
 
 log = logging.getLogger(__name__)
@@ -34,8 +35,7 @@ _EMPTY: Final = ("nosuid", "nodev", "noexec", "mode=755", "size=64k")
 _SHARED_MEMORY: Final = "/dev/shm"
 _FOR_ALL: Final = 0o1777
 _LOOK_SECONDS: Final = 15.0
-_FIRST_PAUSE: Final = 1.0
-_MAX_PAUSE: Final = 60.0
+_BACKOFF: Final = Backoff(first=1.0, longest=60.0)
 _DIGEST_BYTES: Final = 8
 
 
@@ -84,18 +84,18 @@ class Mps:
 
     async def run(self) -> None:
         """Keep the daemon running until cancelled; it goes on after that."""
-        pause = _FIRST_PAUSE
+        pause = _BACKOFF.first
         while True:
             try:
                 await self._look()
-                pause = _FIRST_PAUSE
+                pause = _BACKOFF.first
                 self._say("")
                 self._looked.set()
             except MpsError as error:
                 self._say(f"no MPS client can be served: {error}")
                 self._looked.set()
                 await asyncio.sleep(pause)
-                pause = min(_MAX_PAUSE, pause * 2)
+                pause = _BACKOFF.longer(pause)
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._look_seconds):
