@@ -24,7 +24,7 @@ import bench.results as results
 from shoal.analysis.inspect.objects import NODES, PODS, PartialNode, PartialPod
 from shoal.analysis.inspect.reader import UseReader
 from shoal.cli.inspect.tables import summary
-from shoal.kube.access.load import load_access
+from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.client import Client
 from shoal.kube.codec import codec_of
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation

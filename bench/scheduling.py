@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from shoal.kube.access.load import load_access
+from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.client import Client
 from shoal.kube.objects.meta import Object
 from shoal.kube.reflector import Reflector

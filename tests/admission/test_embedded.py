@@ -9,8 +9,8 @@ import pytest
 from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import NAMESPACES, Kind
+from shoal.embedded.patch.json_patch import merge_patch
 from shoal.embedded.patch.json_values import copied
-from shoal.embedded.patch.merge import merge_patch
 from shoal.embedded.registry import Registry
 from shoal.model.contract.gpushare import MemoryUnit
 from tests.admission.table import CHANGES, KINDS, Case, Change, Object, denial, every_case, every_change

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.embedded.access.asked import Asked, asked
-from shoal.embedded.access.rbac import allows
+from shoal.embedded.access.authorization import Asked, allows, asked
 from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import PODS, SERVICE_ACCOUNTS

@@ -12,10 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.kube.access.credentials import Access
-from shoal.kube.access.in_cluster import in_cluster
-from shoal.kube.access.kubeconfig import kubeconfig_paths, load_kubeconfig
-from shoal.kube.access.load import load_access
-from shoal.kube.access.proxy import proxy_for
+from shoal.kube.access.kubeconfig import in_cluster, kubeconfig_paths, load_access, load_kubeconfig
+from shoal.kube.access.tls import proxy_for
 from shoal.kube.client import Client
 from shoal.kube.errors import ConfigError, KubeError
 from tests.testbed import binaries

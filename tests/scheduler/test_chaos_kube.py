@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.kube.access.load import load_access
+from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.client import Client
 from shoal.kube.resources import NODES, PODS
 from tests.scheduler.chaos.churn import Churn

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal.kube.access.load import load_access
+from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.client import Client
 from shoal.kube.resources import LEASES, NODES, PODS
 from shoal.scheduler import app

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from shoal.embedded.app import EmbeddedApi
-from shoal.kube.access.load import load_access
+from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.client import Client
 from shoal.kube.events import Recorder
 from shoal.kube.objects.node import Node

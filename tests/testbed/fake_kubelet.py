@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from shoal.kube.access.load import load_access
+from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.client import Client
 from shoal.kube.errors import ApiError, KubeError, NotFoundError
 from shoal.kube.objects.node import Node

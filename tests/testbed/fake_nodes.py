@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
-from shoal.kube.access.load import load_access
+from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.client import Client
 from shoal.kube.resources import NODES
 from shoal.model.contract import gpushare, keti, nvidia, shoal

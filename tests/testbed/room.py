@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.kube.access.load import load_access
+from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.client import Client
 from shoal.kube.resources import PODS
 from tests.testbed.control_plane import ControlPlane

@@ -89,7 +89,7 @@ def agent(
     from shoal.agent.config import AgentConfig
     from shoal.agent.errors import AgentError
     from shoal.gpu.nvml import open_nvml
-    from shoal.kube.access.load import load_access
+    from shoal.kube.access.kubeconfig import load_access
     from shoal.kube.errors import KubeError
     from shoal.kubelet.host_paths import HostPaths
 

@@ -119,7 +119,7 @@ def kube_scheduler(
 
 async def _client_half(kubeconfig: Path | None, context: str, secret: str | None, *, rotate: bool) -> InlineClientTls:
     """kube-scheduler's half of the extender's certificates, made anew first if asked for."""
-    from shoal.kube.access.load import load_access
+    from shoal.kube.access.kubeconfig import load_access
     from shoal.kube.client import Client
     from shoal.model.contract import gpushare
     from shoal.scheduler.certificates import BundleSecret

@@ -38,7 +38,7 @@ class ClusterConnection:
 
     def access(self) -> Access:
         """How to reach it. Raises KubeError."""
-        from shoal.kube.access.load import load_access
+        from shoal.kube.access.kubeconfig import load_access
 
         return load_access(
             environ=os.environ,

@@ -52,7 +52,7 @@ def scheduler(
       shoal scheduler --memory-unit MiB --port 12345
       shoal scheduler --config scheduler.yaml --no-leader-elect
     """
-    from shoal.kube.access.load import load_access
+    from shoal.kube.access.kubeconfig import load_access
     from shoal.kube.errors import KubeError, LeadershipLostError
     from shoal.scheduler.app import run
     from shoal.scheduler.config import SchedulerConfig

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shoal.embedded.access.asked import Asked
-from shoal.embedded.access.rbac import decide
+from shoal.embedded.access.authorization import Asked, decide
 from shoal.embedded.access.users import User
 from shoal.embedded.errors import ApiStatus, forbidden, invalid, invalid_value
 from shoal.embedded.kinds import POLICIES, POLICY_BINDINGS

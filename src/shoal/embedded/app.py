@@ -21,9 +21,9 @@ import yaml
 from aiohttp import web
 
 from shoal.embedded.admission import PolicyAdmission
+from shoal.embedded.catalogue import Definitions
 from shoal.embedded.certificates import make_pki
 from shoal.embedded.controllers.loop import NODE_AWAY, Controllers
-from shoal.embedded.definitions.catalogue import Definitions
 from shoal.embedded.deletion import SYSTEM_NAMESPACES, Deletion
 from shoal.embedded.http.server import Server
 from shoal.embedded.kinds import NAMESPACES, Catalogue

@@ -26,8 +26,8 @@ from shoal.embedded.errors import (
     required,
 )
 from shoal.embedded.kinds import NAMESPACES, PODS, SERVICE_ACCOUNTS, Catalogue, Kind
-from shoal.embedded.patch.apply import track_update
 from shoal.embedded.patch.json_values import copied
+from shoal.embedded.patch.server_side_apply import track_update
 from shoal.embedded.rules import kinds as rules
 from shoal.embedded.store import Object, Store, key_of
 from shoal.embedded.writes import Write

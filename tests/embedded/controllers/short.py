@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from shoal.embedded.controllers.actions import (
+from shoal.embedded.controllers.execute import (
     Action,
     Create,
     Delete,

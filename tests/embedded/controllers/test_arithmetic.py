@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.embedded.controllers.queue import Item, Queue
-from shoal.embedded.controllers.reconcile import job_indexes, rollout
-from shoal.embedded.controllers.reconcile.hashes import hash_of
+from shoal.embedded.controllers.loop import Item, Queue
+from shoal.embedded.controllers.reconcile import deployment as rollout
+from shoal.embedded.controllers.reconcile import job
+from shoal.embedded.controllers.reconcile.revisions import hash_of
 from tests.embedded.controllers.short import replica_set_of, workload
 
 sizes = st.integers(0, 40)
@@ -70,19 +71,19 @@ def test_scaling_in_a_rollout_adds_up(case: Any) -> None:
 @given(st.frozensets(st.integers(0, 60)), st.integers(1, 61))
 def test_indexes_survive_their_text(numbers: frozenset[int], completions: int) -> None:
     wanted = frozenset(number for number in numbers if number < completions)
-    assert job_indexes.parsed(job_indexes.text_of(numbers), completions) == wanted
+    assert job.parsed(job.text_of(numbers), completions) == wanted
 
 
 @pytest.mark.parametrize(
     ("numbers", "text"), [([], ""), ([1], "1"), ([1, 2], "1,2"), ([0, 1, 2, 4, 7, 8], "0-2,4,7,8"), ([3, 4, 5], "3-5")]
 )
 def test_the_text_of_indexes(numbers: list[int], text: str) -> None:
-    assert job_indexes.text_of(numbers) == text
+    assert job.text_of(numbers) == text
 
 
 @given(st.frozensets(st.integers(0, 30)), st.integers(0, 10), st.integers(1, 30))
 def test_free_indexes_are_the_lowest(taken: frozenset[int], count: int, completions: int) -> None:
-    free = job_indexes.first_free(taken, count, completions)
+    free = job.first_free(taken, count, completions)
     everything = [number for number in range(completions) if number not in taken]
     assert free == everything[:count]
 

@@ -12,8 +12,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from shoal.embedded.patch.json_patch import apply_json_patch
-from shoal.embedded.patch.merge import merge_patch
+from shoal.embedded.patch.json_patch import apply_json_patch, merge_patch
 from shoal.embedded.patch.strategic import strategic_merge
 from tests.cases import read_cases
 

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.embedded.errors import ApiStatus
-from shoal.embedded.patch.apply import server_side_apply, track_update
-from shoal.embedded.patch.field_paths import decoded, encoded
+from shoal.embedded.patch.json_patch import merge_patch
 from shoal.embedded.patch.json_values import same
-from shoal.embedded.patch.merge import merge_patch
+from shoal.embedded.patch.server_side_apply import decoded, encoded, server_side_apply, track_update
 from tests.embedded.patch.tables import OBJECTS, Story, Write, every_story, found, group_of
 
 NOW = "2026-01-01T00:00:00Z"

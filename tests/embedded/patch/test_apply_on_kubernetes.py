@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.embedded.errors import ApiStatus
-from shoal.embedded.patch.apply import server_side_apply, track_update
+from shoal.embedded.patch.server_side_apply import server_side_apply, track_update
 from tests.embedded.patch.tables import OBJECTS, PLACES, Story, Write, every_story, group_of
 from tests.testbed.apiserver import ApiServer
 

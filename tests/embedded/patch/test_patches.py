@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.embedded.errors import ApiStatus
-from shoal.embedded.patch.json_patch import MOST_OPERATIONS, apply_json_patch
+from shoal.embedded.patch.json_patch import MOST_OPERATIONS, apply_json_patch, merge_patch
 from shoal.embedded.patch.json_values import same
-from shoal.embedded.patch.merge import merge_patch
 from shoal.embedded.patch.strategic import strategic_merge
 from tests.embedded.patch.tables import OBJECTS as MANIFESTS
 from tests.embedded.patch.tables import Case, every_case, found

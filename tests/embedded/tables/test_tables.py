@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.tables import table_of
-from shoal.embedded.tables.reading import human_duration
+from shoal.embedded.tables.layout import human_duration
 from tests.embedded.tables.rows import CREATED, NOW, PLACES, Row, every_row
 
 DURATIONS = [

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from shoal.kube.access.load import load_access
+from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.client import Client
 from shoal.kube.events import Recorder
 from shoal.kube.reflector import Reflector

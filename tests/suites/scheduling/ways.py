@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from shoal.kube.access.credentials import KeyPair
-from shoal.kube.access.load import load_access
+from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.access.tls import tls_context
 from shoal.kube.client import Client
 from shoal.scheduler.config import SECRET

@@ -6,18 +6,18 @@ One look is one step without a pause, so what it saw is still so when it writes.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from shoal.embedded.access.users import WORKLOAD_CONTROLLERS
-from shoal.embedded.controllers.actions import Action
-from shoal.embedded.controllers.execute import MANAGER, Execution
-from shoal.embedded.controllers.queue import Item, Queue
-from shoal.embedded.controllers.reconcile import job, lost_pods, pods
+from shoal.embedded.controllers.execute import MANAGER, Action, Execution
+from shoal.embedded.controllers.reconcile import job, pods
 from shoal.embedded.controllers.table import CONTROLLERS, Controller
 from shoal.embedded.controllers.world import World
 from shoal.embedded.deletion import Deletion
@@ -25,8 +25,85 @@ from shoal.embedded.kinds import BUDGETS, DAEMON_SETS, JOBS, NODES, PODS, REPLIC
 from shoal.embedded.recorder import Recorder
 from shoal.embedded.registry import Registry
 from shoal.embedded.selectors import matches_selector
-from shoal.embedded.store import Object, key_of
+from shoal.embedded.store import Key, Object, key_of
 from shoal.embedded.writes import ACTING
+from shoal.model.backoff import Backoff
+
+# Keys to look at: each once, however often it is asked for, now or at a later moment.
+
+
+_BACKOFF: Final = Backoff(first=0.005, longest=1000.0)
+#: After a look that found nothing to make or delete a key rests this many times as long as the look took, so that a
+#: flood of changes is seen in batches.
+_REST: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Item:
+    """An object that a controller shall look at."""
+
+    controller: str
+    key: Key
+
+
+class Queue:
+    """What is due, by a clock in seconds that the caller reads."""
+
+    def __init__(self) -> None:
+        self._ready: OrderedDict[Item, None] = OrderedDict()
+        self._later: list[tuple[float, Item]] = []
+        #: The earliest moment each waiting item is due: what else the heap says of it is out of date.
+        self._due: dict[Item, float] = {}
+        self._rests_until: dict[Item, float] = {}
+        self._refusals: dict[Item, int] = {}
+
+    def add(self, item: Item) -> None:
+        """Look at it soon."""
+        self._ready[item] = None
+
+    def add_at(self, item: Item, when: float) -> None:
+        """Look at it at that time, or before if something else asks for it."""
+        if self._due.get(item, when + 1) > when:
+            self._due[item] = when
+            heapq.heappush(self._later, (when, item))
+
+    def retry(self, item: Item, now: float) -> None:
+        """Look at it again after a refusal, ever later."""
+        self._refusals[item] = self._refusals.get(item, 0) + 1
+        self.add_at(item, now + _BACKOFF.after(self._refusals[item]))
+
+    def succeeded(self, item: Item) -> None:
+        """The next refusal is the first again."""
+        self._refusals.pop(item, None)
+
+    def rest(self, item: Item, began: float, ended: float) -> None:
+        """Leave a key alone for a while, after a look of that length."""
+        self._rests_until[item] = ended + _REST * (ended - began)
+
+    def forget(self, item: Item) -> None:
+        """The object is gone."""
+        for kept in (self._refusals, self._rests_until):
+            kept.pop(item, None)
+
+    def pop(self, now: float) -> Item | None:
+        """The next item that is due."""
+        while self._later and self._later[0][0] <= now:
+            when, item = heapq.heappop(self._later)
+            if self._due.get(item) == when:
+                del self._due[item]
+                self._ready[item] = None
+        for _ in range(len(self._ready)):
+            item, _ = self._ready.popitem(last=False)
+            rests = self._rests_until.get(item, 0.0)
+            if rests <= now:
+                return item
+            self.add_at(item, rests)
+        return None
+
+    def next_due(self) -> float | None:
+        """When the first of the waiting items is due."""
+        return self._later[0][0] if self._later else None
+
 
 _log = logging.getLogger(__name__)
 #: Seconds of work after which others get their turn.
@@ -159,7 +236,7 @@ class Controllers:
         done, now = True, self._registry.clock()
         for pod in self._world.all(PODS):
             if pod["spec"].get("nodeName") == name:
-                actions: list[Action] = lost_pods.reconcile(pod, now)
+                actions: list[Action] = pods.reconcile(pod, now)
                 done = self._execution(item, PODS, pod).run(actions) is None and done
         return done
 

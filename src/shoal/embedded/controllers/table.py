@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from shoal.embedded.controllers.actions import Action, Owned
+from shoal.embedded.controllers.execute import Action, Owned
 from shoal.embedded.controllers.reconcile import (
     daemon_set,
     deployment,

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from shoal.embedded.definitions.columns import layout_of
+from shoal.embedded.definitions import layout_of
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import Kind
 from shoal.embedded.rules.events import from_core

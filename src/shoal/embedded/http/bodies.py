@@ -9,7 +9,7 @@ from typing import Any, Final
 import yaml
 from aiohttp import web
 
-from shoal.embedded.definitions.shaping import unknown_fields
+from shoal.embedded.definitions import unknown_fields
 from shoal.embedded.errors import ApiStatus, bad_request
 from shoal.embedded.fields import protobuf, strict
 from shoal.embedded.fields.table import struct_of, structs

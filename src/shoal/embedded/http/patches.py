@@ -24,10 +24,9 @@ from shoal.embedded.http import bodies, options
 from shoal.embedded.http.answers import in_version
 from shoal.embedded.http.lists import truth
 from shoal.embedded.http.paths import Target
-from shoal.embedded.patch.apply import not_typed, server_side_apply
-from shoal.embedded.patch.json_patch import apply_json_patch
+from shoal.embedded.patch.json_patch import apply_json_patch, merge_patch
 from shoal.embedded.patch.json_values import copied
-from shoal.embedded.patch.merge import merge_patch
+from shoal.embedded.patch.server_side_apply import not_typed, server_side_apply
 from shoal.embedded.patch.strategic import strategic_merge
 from shoal.embedded.registry import Registry
 from shoal.embedded.rules.events import to_core

@@ -6,9 +6,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from shoal.embedded.access.asked import Asked
-from shoal.embedded.access.gate import Gate
-from shoal.embedded.access.rbac import rules_of
+from shoal.embedded.access.authorization import Asked, Gate, rules_of
 from shoal.embedded.access.tokens import ISSUER
 from shoal.embedded.access.users import User
 from shoal.embedded.errors import ApiStatus

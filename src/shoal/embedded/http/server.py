@@ -14,12 +14,11 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from shoal.embedded import subresources
-from shoal.embedded.access.asked import asked
-from shoal.embedded.access.gate import Gate
+from shoal.embedded.access.authorization import Gate, asked
 from shoal.embedded.access.users import User
 from shoal.embedded.deletion import DeleteOptions, Deletion, read_options
 from shoal.embedded.errors import ApiStatus, method_not_allowed
-from shoal.embedded.http import bodies, openapi, openapi_protobuf, patches
+from shoal.embedded.http import bodies, openapi, patches
 from shoal.embedded.http.answers import answer, form_of, refusal, shown, shown_list
 from shoal.embedded.http.discovery import VERSION, discover
 from shoal.embedded.http.lists import list_objects, truth
@@ -306,8 +305,8 @@ def _swagger(request: web.Request, document: dict[str, Any]) -> web.Response:
     """The second version of OpenAPI in the first form of the Accept header that there is; 406 if there is none."""
     for choice in request.headers.get("Accept", "*/*").split(","):
         media = choice.partition(";")[0].strip()
-        if media in openapi_protobuf.MEDIA_TYPES:
-            return web.Response(body=openapi_protobuf.encoded(document), content_type=openapi_protobuf.MEDIA_TYPES[-1])
+        if media in openapi.MEDIA_TYPES:
+            return web.Response(body=openapi.encoded(document), content_type=openapi.MEDIA_TYPES[-1])
         if media in ("application/json", "application/*", "*/*", ""):
             return answer(document)
     return web.Response(status=406)

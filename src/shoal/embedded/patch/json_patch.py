@@ -1,8 +1,9 @@
-"""JSON patch (RFC 6902) as the API server applies it.
+"""JSON patch (RFC 6902) and JSON merge patch (RFC 7396) as the API server applies them.
 
-It is laxer than the RFC: `replace` of a member that is not there adds it, `copy` of one gives null, `test` of one
-passes for null, and a negative index counts from the end. Whatever fails is one and the same 422; the client does not
-learn which operation it was.
+JSON patch is laxer than the RFC: `replace` of a member that is not there adds it, `copy` of one gives null, `test` of
+one passes for null, and a negative index counts from the end. Whatever fails is one and the same 422; the client does
+not learn which operation it was.
+
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from shoal.embedded.errors import ApiStatus
-from shoal.embedded.patch.json_values import copied, same, type_name
+from shoal.embedded.patch.json_values import copied, same, type_name, without_nulls
 
 MOST_OPERATIONS: Final = 10_000
 _INDEX: Final = re.compile(r"[+-]?[0-9]{1,18}")
@@ -167,3 +168,28 @@ def _index(key: str, length: int) -> int:
     if not -length <= index < length:
         raise _DoesNotApplyError
     return index + length if index < 0 else index
+
+
+# JSON merge patch (RFC 7396), with the API server's deviation: objects inside of lists lose their nulls too.
+
+
+def merge_patch(target: dict[str, Any], patch: object) -> dict[str, Any]:
+    """The object with the patch merged in; the arguments stay as they are."""
+    if patch is None:
+        raise ApiStatus(400, "BadRequest", "Invalid JSON Patch")
+    if not isinstance(patch, dict):
+        why = f"json: cannot unmarshal {type_name(patch)} into Go value of type map[string]interface {{}}"
+        raise ApiStatus(400, "BadRequest", f"error decoding patch: {why}")
+    return _merged(copied(target), patch)
+
+
+def _merged(target: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    for key, value in patch.items():
+        present = target.get(key)
+        if value is None:
+            target.pop(key, None)
+        elif isinstance(value, dict) and isinstance(present, dict):
+            _merged(present, value)
+        else:
+            target[key] = without_nulls(value)
+    return target

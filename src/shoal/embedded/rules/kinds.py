@@ -6,8 +6,7 @@ import base64
 import json
 from typing import Any, Final
 
-from shoal.embedded.definitions.schema import schema_errors, status_errors, structural_errors
-from shoal.embedded.definitions.shaping import fill_in, prune
+from shoal.embedded.definitions import fill_in, prune, schema_errors, status_errors, structural_errors
 from shoal.embedded.errors import (
     FieldError,
     bad_request,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from shoal.embedded.tables.layout import Column, Layout, columns
-from shoal.embedded.tables.reading import (
+from shoal.embedded.tables.layout import (
     NONE,
     UNKNOWN,
+    Column,
+    Layout,
     age,
+    columns,
     condition,
     is_true,
     labels_text,

@@ -6,8 +6,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from shoal.embedded.tables.layout import Layout, columns
-from shoal.embedded.tables.reading import NONE, age, condition, is_true, moment, number, objects, part, since, text
+from shoal.embedded.tables.layout import (
+    NONE,
+    Layout,
+    age,
+    columns,
+    condition,
+    is_true,
+    moment,
+    number,
+    objects,
+    part,
+    since,
+    text,
+)
 
 _OVER = {
     "Succeeded": {"reason": "Succeeded", "message": "The pod has completed successfully."},

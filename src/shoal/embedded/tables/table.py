@@ -8,9 +8,8 @@ from typing import Any, Final
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.patch.schema import BUILT_IN_GROUPS
 from shoal.embedded.tables import cluster, workloads
-from shoal.embedded.tables.layout import Column, Layout
+from shoal.embedded.tables.layout import Column, Layout, age, text
 from shoal.embedded.tables.pod import POD
-from shoal.embedded.tables.reading import age, text
 
 _LAYOUTS: Final = {
     ("", "ConfigMap"): cluster.CONFIG_MAP,

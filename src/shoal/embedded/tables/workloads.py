@@ -6,10 +6,11 @@ from datetime import datetime
 from typing import Any
 
 from shoal.embedded.tables.cluster import name_of
-from shoal.embedded.tables.layout import Layout, columns
-from shoal.embedded.tables.reading import (
+from shoal.embedded.tables.layout import (
     NONE,
+    Layout,
     age,
+    columns,
     human_duration,
     is_true,
     labels_text,

@@ -19,17 +19,42 @@ from urllib.parse import quote, urlsplit
 import msgspec
 import yaml
 
-from shoal.kube.access import proxy
-from shoal.kube.access.credentials import (
-    Access,
-    Content,
-    CredentialSource,
-    FileContent,
-    Inline,
-    StoredCredential,
-)
+from shoal.kube.access import tls
+from shoal.kube.access.credentials import Access, Content, CredentialSource, FileContent, Inline, StoredCredential
 from shoal.kube.access.exec_plugin import GROUP, ExecPlugin, ExecSpec
 from shoal.kube.errors import ConfigError
+
+# The credentials of a pod: its service account, as kubelet mounts it and renews it.
+
+
+FOLDER: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+def is_in_cluster(environ: Mapping[str, str], folder: Path = FOLDER) -> bool:
+    """Whether this process has a service account to use."""
+    return bool(environ.get("KUBERNETES_SERVICE_HOST")) and (folder / "token").is_file()
+
+
+def in_cluster(environ: Mapping[str, str], folder: Path = FOLDER) -> Access:
+    """Access as the pod's service account."""
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        raise ConfigError("KUBERNETES_SERVICE_HOST is not set: this is no pod, give a kubeconfig")
+    token = FileContent(folder / "token", what="the service account's token")
+    authority = FileContent(folder / "ca.crt", what="the cluster's certificate")
+    token.read()
+    authority.read()
+    try:
+        namespace = (folder / "namespace").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        namespace = ""  # only projected volumes made by hand leave it out
+    return Access(
+        server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        credentials=StoredCredential(token=token),
+        authority=authority,
+        namespace=namespace or "default",
+    )
+
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MAX_BYTES: Final = 16 << 20
@@ -148,9 +173,9 @@ def load_kubeconfig(
         verify=not cluster.insecure_skip_tls_verify,
         server_name=cluster.tls_server_name or "",
         proxy=(
-            proxy.checked(cluster.proxy_url, where=f"cluster {entry.cluster!r}")
+            tls.checked(cluster.proxy_url, where=f"cluster {entry.cluster!r}")
             if cluster.proxy_url
-            else proxy.proxy_for(server, environ)
+            else tls.proxy_for(server, environ)
         ),
         namespace=entry.namespace or "default",
         headers=_impersonation(user),
@@ -303,3 +328,23 @@ def _impersonation(user: _User) -> tuple[tuple[str, str], ...]:
     if any(not text.isprintable() for header in headers for text in header):
         raise ConfigError("the names to act as hold control characters: correct them")
     return tuple(headers)
+
+
+# The choice between a kubeconfig and the pod's own service account.
+
+
+def load_access(
+    *,
+    environ: Mapping[str, str],
+    home: Path,
+    kubeconfig: Path | None = None,
+    context: str = "",
+    terminal: bool = False,
+    service_account: Path = FOLDER,
+) -> Access:
+    """Access by a named kubeconfig, else $KUBECONFIG, else the service account of this pod, else ~/.kube/config."""
+    if kubeconfig is not None:
+        return load_kubeconfig([kubeconfig], environ=environ, context=context, explicit=True, terminal=terminal)
+    if not environ.get("KUBECONFIG") and not context and is_in_cluster(environ, service_account):
+        return in_cluster(environ, service_account)
+    return load_kubeconfig(kubeconfig_paths(environ, home), environ=environ, context=context, terminal=terminal)

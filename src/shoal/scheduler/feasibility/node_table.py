@@ -15,6 +15,7 @@ import numpy as np
 from shoal.kube.objects.node import Node, Taint
 from shoal.kube.objects.pod import Toleration
 from shoal.kube.selectors import NodeSelector, NodeSelectorTerm, Requirement
+from shoal.model.bounded_cache import BoundedCache
 from shoal.model.contract import kubernetes
 from shoal.model.errors import QuantityError
 from shoal.placement.columns import BoolArray, FloatArray, IntArray
@@ -42,8 +43,9 @@ class NodeTable:
         self._names: ValueColumn[str] = ValueColumn(None for _ in range(_ROWS))
         self._taints: ValueColumn[tuple[Taint, ...]] = ValueColumn(None for _ in range(_ROWS))
         self._labels: dict[str, ValueColumn[str]] = {}
-        self._masks: dict[Hashable, BoolArray] = {}
-        self._avoided: dict[Hashable, FloatArray | None] = {}
+        self._masks: BoundedCache[Hashable, BoolArray] = BoundedCache(_MASKS)
+        #: By tolerations: how many taints ask to stay away, in a tuple that is empty when none does.
+        self._avoided: BoundedCache[Hashable, tuple[FloatArray, ...]] = BoundedCache(_MASKS)
         #: Grows when labels, taints, names or the cordon of a node change.
         self.version = 0
 
@@ -203,18 +205,16 @@ class NodeTable:
 
     def avoided(self, tolerations: tuple[Toleration, ...]) -> FloatArray | None:
         """How many taints of each node ask such pods to stay away; None when no taint does."""
-        if tolerations not in self._avoided:
-            count = self._taints.counts(lambda taints: _untolerated(taints, tolerations, (_AVOID,)))
-            if len(self._avoided) >= _MASKS:
-                self._avoided.clear()
-            self._avoided[tolerations] = count if count.any() else None
-        return self._avoided[tolerations]
+
+        def count() -> tuple[FloatArray, ...]:
+            counts = self._taints.counts(lambda taints: _untolerated(taints, tolerations, (_AVOID,)))
+            return (counts,) if counts.any() else ()
+
+        return next(iter(self._avoided.of(tolerations, count)), None)
 
     def _remember(self, key: Hashable, mask: BoolArray) -> None:
-        if len(self._masks) >= _MASKS:
-            self._masks.clear()
         mask.flags.writeable = False
-        self._masks[key] = mask
+        self._masks.put(key, mask)
 
 
 def tolerates_cordon(tolerations: tuple[Toleration, ...]) -> bool:

@@ -2,19 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
-from shoal.embedded.controllers.actions import Action, Create, Delete, Event, Owned, Remember, Requeue, Status
-from shoal.embedded.controllers.reconcile import conditions, node_fit, pods, revisions
-from shoal.embedded.controllers.reconcile.claims import claim
+from shoal.embedded.controllers.execute import Action, Create, Delete, Event, Owned, Remember, Requeue, Status
+from shoal.embedded.controllers.reconcile import pods, revisions
+from shoal.embedded.controllers.reconcile.pods import claim
 from shoal.embedded.controllers.reconcile.replica_set import BURST, CREATED, DELETED, NOT_CREATED, NOT_DELETED
 from shoal.embedded.controllers.reconcile.revisions import History
 from shoal.embedded.kinds import PODS, REVISIONS
 from shoal.embedded.patch.json_values import copied
 from shoal.embedded.store import Object
+
+# Whether a node is one for a pod: node selector, required node affinity, taints and tolerations.
+
+
+def fits_affinity(spec: Mapping[str, Any], node: Object) -> bool:
+    """Whether the node has what the node selector and the required affinity ask for."""
+    labels = node["metadata"].get("labels") or {}
+    if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
+        return False
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if required is None:
+        return True
+    return any(_fits_term(term, node) for term in required.get("nodeSelectorTerms") or ())
+
+
+def untolerated(spec: Mapping[str, Any], node: Object, effects: Iterable[str]) -> bool:
+    """Whether a taint with one of these effects keeps the pod away."""
+    tolerations = spec.get("tolerations") or ()
+    return any(
+        taint.get("effect") in effects and not any(_tolerates(one, taint) for one in tolerations)
+        for taint in node.get("spec", {}).get("taints") or ()
+    )
+
+
+def _fits_term(term: Mapping[str, Any], node: Object) -> bool:
+    """A term that says nothing fits no node."""
+    expressions, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
+    labels = node["metadata"].get("labels") or {}
+    names = {"metadata.name": node["metadata"]["name"]}
+    return bool(expressions or fields) and (
+        all(_holds(one, labels) for one in expressions) and all(_holds(one, names) for one in fields)
+    )
+
+
+def _holds(requirement: Mapping[str, Any], values: Mapping[str, str]) -> bool:
+    value, wanted = values.get(requirement["key"]), requirement.get("values") or []
+    match requirement.get("operator"):
+        case "In":
+            return value in wanted
+        case "NotIn":
+            return value not in wanted
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt":
+            return _number(value) is not None and _compared(value, wanted) > 0
+        case "Lt":
+            return _number(value) is not None and _compared(value, wanted) < 0
+    return False
+
+
+def _compared(value: str | None, wanted: list[str]) -> int:
+    """Above zero if the value is the larger one; zero as well if there is nothing to compare with."""
+    here, there = _number(value), _number(wanted[0] if wanted else None)
+    return 0 if here is None or there is None else here - there
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.removeprefix("-").isdigit() else None
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
+        return False
+    if toleration.get("key") and toleration["key"] != taint.get("key"):
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return True
+    return bool(toleration.get("key")) and toleration.get("value", "") == taint.get("value", "")
+
 
 _GENERATION: Final = "deprecated.daemonset.template.generation"
 _GENERATION_LABEL: Final = "pod-template-generation"
@@ -100,11 +172,11 @@ class _Step:
     def _wanted(self, node: Object) -> tuple[bool, bool]:
         """Whether a pod should run there, and whether one that does may stay."""
         spec, name = self._template["spec"], node["metadata"]["name"]
-        if spec.get("nodeName", name) != name or not node_fit.fits_affinity(spec, node):
+        if spec.get("nodeName", name) != name or not fits_affinity(spec, node):
             return False, False
-        if not node_fit.untolerated(spec, node, ("NoExecute", "NoSchedule")):
+        if not untolerated(spec, node, ("NoExecute", "NoSchedule")):
             return True, True
-        return False, not node_fit.untolerated(spec, node, ("NoExecute",))
+        return False, not untolerated(spec, node, ("NoExecute",))
 
     def manage(self) -> None:
         """Make the missing pods, delete those that failed, that are too many, or on a node that is not meant."""
@@ -209,14 +281,14 @@ class _Step:
     def _allowed(self) -> tuple[int, int]:
         total = sum(node.should_run for node in self._nodes.values())
         rolling = self._set["spec"]["updateStrategy"].get("rollingUpdate") or {}
-        surge = conditions.scaled(rolling.get("maxSurge", 0), total, up=True)
-        missing = conditions.scaled(rolling.get("maxUnavailable", 0), total, up=True)
+        surge = pods.scaled(rolling.get("maxSurge", 0), total, up=True)
+        missing = pods.scaled(rolling.get("maxUnavailable", 0), total, up=True)
         return surge, 1 if total and not surge and not missing else missing
 
     def _surge(self) -> bool:
         strategy = self._set["spec"]["updateStrategy"]
         rolling = strategy.get("rollingUpdate") or {}
-        return strategy["type"] == "RollingUpdate" and conditions.scaled(rolling.get("maxSurge", 0), 1, up=True) > 0
+        return strategy["type"] == "RollingUpdate" and pods.scaled(rolling.get("maxSurge", 0), 1, up=True) > 0
 
     def _sync(self, create: list[str], delete: list[Object]) -> None:
         for name in create[:BURST]:
@@ -244,7 +316,7 @@ class _Step:
         first = [node.here[0] for node in known if node.should_run and node.here]
         wanted, available = sum(node.should_run for node in known), sum(map(self._is_up, first))
         always = ("currentNumberScheduled", "numberMisscheduled", "desiredNumberScheduled", "numberReady")
-        return conditions.counters(
+        return pods.counters(
             {
                 "currentNumberScheduled": len(first),
                 "numberMisscheduled": sum(bool(node.here) and not node.should_run for node in known),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from shoal.embedded.controllers.actions import Action, Event, Owned, Requeue, Status
-from shoal.embedded.controllers.reconcile import conditions, pods
+from shoal.embedded.controllers.execute import Action, Event, Owned, Requeue, Status
+from shoal.embedded.controllers.reconcile import pods
 from shoal.embedded.store import Object
 
 #: An eviction that was allowed and has led to nothing counts no longer after this.
@@ -49,20 +49,20 @@ def _counts(pod: Object, evicted: dict[str, str]) -> bool:
 def _wanted(spec: Object, owned: Owned) -> tuple[int, int]:
     """How many pods there should be, and how many of them must be healthy."""
     if "maxUnavailable" in spec:
-        away = conditions.scaled(spec["maxUnavailable"], owned.scale, up=True)
+        away = pods.scaled(spec["maxUnavailable"], owned.scale, up=True)
         return owned.scale, max(0, owned.scale - away)
     least = spec.get("minAvailable", 1)
     if isinstance(least, str):
-        return owned.scale, conditions.scaled(least, owned.scale, up=True)
+        return owned.scale, pods.scaled(least, owned.scale, up=True)
     return len(owned.pods), least
 
 
 def _status(budget: Object, healthy: int, desired: int, expected: int, allowed: int, now: datetime) -> Object:
     generation = budget["metadata"].get("generation", 0)
     present = (budget.get("status") or {}).get("conditions") or []
-    before = conditions.found(present, _ALLOWED)
+    before = pods.found(present, _ALLOWED)
     word, reason = ("True", "SufficientPods") if allowed else ("False", "InsufficientPods")
-    condition = {**conditions.made(_ALLOWED, word, reason, "", now), "observedGeneration": generation}
+    condition = {**pods.made(_ALLOWED, word, reason, "", now), "observedGeneration": generation}
     if before is not None and before["status"] == word:
         condition["lastTransitionTime"] = before["lastTransitionTime"]
     return {
@@ -71,5 +71,5 @@ def _status(budget: Object, healthy: int, desired: int, expected: int, allowed: 
         "currentHealthy": healthy,
         "desiredHealthy": desired,
         "expectedPods": expected,
-        "conditions": [*conditions.without(present, _ALLOWED), condition],
+        "conditions": [*pods.without(present, _ALLOWED), condition],
     }

@@ -6,23 +6,99 @@ policies and limits per index are not obeyed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from shoal.embedded.controllers.actions import Action, Create, Delete, Event, Owned, Remember, Requeue, Status, Update
-from shoal.embedded.controllers.reconcile import conditions, job_indexes, pods
-from shoal.embedded.controllers.reconcile.claims import claim
+from shoal.embedded.controllers.execute import Action, Create, Delete, Event, Owned, Remember, Requeue, Status, Update
+from shoal.embedded.controllers.reconcile import pods
+from shoal.embedded.controllers.reconcile.pods import claim
 from shoal.embedded.controllers.reconcile.replica_set import BURST, CREATED, DELETED, NOT_CREATED, NOT_DELETED
 from shoal.embedded.kinds import JOBS, PODS
 from shoal.embedded.patch.json_values import copied
 from shoal.embedded.registry import timestamp
 from shoal.embedded.store import Object
+from shoal.model.backoff import Backoff
+
+# The indexes of an Indexed Job: sets of numbers, and the text that a status keeps them in (`0-2,4,7,8`).
+
+
+ANNOTATION: Final = "batch.kubernetes.io/job-completion-index"
+_VARIABLE: Final = "JOB_COMPLETION_INDEX"
+_LONGEST_BASE: Final = 58
+
+
+def parsed(text: str, completions: int) -> frozenset[int]:
+    """The numbers that a text stands for, of those below the number of completions."""
+    numbers: set[int] = set()
+    for part in text.split(",") if text else ():
+        first, _, last = part.partition("-")
+        if first.isdigit() and (not last or last.isdigit()):
+            numbers.update(range(int(first), min(int(last or first), completions - 1) + 1))
+    return frozenset(number for number in numbers if number < completions)
+
+
+def text_of(numbers: Iterable[int]) -> str:
+    """Numbers as a status keeps them: two in a row with a comma, more with a dash."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    parts = [str(a) if a == b else f"{a},{b}" if b == a + 1 else f"{a}-{b}" for a, b in runs]
+    return ",".join(parts)
+
+
+def index_of(pod: Object) -> int | None:
+    """The index that a pod was made for."""
+    text = (pod["metadata"].get("annotations") or {}).get(ANNOTATION, "")
+    return int(text) if text.isdigit() else None
+
+
+def first_free(taken: Set[int], count: int, completions: int) -> list[int]:
+    """The lowest indexes that nobody works on."""
+    free: list[int] = []
+    for number in range(completions):
+        if len(free) == count:
+            break
+        if number not in taken:
+            free.append(number)
+    return free
+
+
+def doubled(active: list[Object], completions: int) -> list[Object]:
+    """Pods too many: those beyond the completions, and all but one of each index."""
+    seen: set[int] = set()
+    spare = []
+    for pod in active:
+        index = index_of(pod)
+        if index is None or index >= completions or index in seen:
+            spare.append(pod)
+        else:
+            seen.add(index)
+    return spare
+
+
+def indexed(pod: Object, job: str, index: int) -> Object:
+    """The pod for one index: its annotation and label, its host name, and the variable its containers read."""
+    metadata, spec = pod["metadata"], pod["spec"]
+    metadata["annotations"] = {**metadata.get("annotations", {}), ANNOTATION: str(index)}
+    metadata["labels"] = {**metadata.get("labels", {}), ANNOTATION: str(index)}
+    ending = f"-{index}-"
+    metadata["generateName"] = f"{job[: _LONGEST_BASE - len(ending)]}{ending}"
+    spec["hostname"] = f"{job}-{index}"
+    source = {"fieldRef": {"fieldPath": f"metadata.labels['{ANNOTATION}']"}}
+    for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
+        if not any(one.get("name") == _VARIABLE for one in container.get("env") or ()):
+            container["env"] = [*(container.get("env") or ()), {"name": _VARIABLE, "valueFrom": source}]
+    return pod
+
 
 TRACKING: Final = "batch.kubernetes.io/job-tracking"
 _OURS: Final = "kubernetes.io/job-controller"
-_FIRST_DELAY: Final = timedelta(seconds=10)
-_LONGEST_DELAY: Final = timedelta(minutes=10)
+_BACKOFF: Final = Backoff(first=10.0, longest=600.0)
 _REACHED: Final = ("CompletionsReached", "Reached expected number of succeeded pods")
 _TOO_MANY_FAILED: Final = ("BackoffLimitExceeded", "Job has reached the specified backoff limit")
 _TOO_LATE: Final = ("DeadlineExceeded", "Job was active longer than specified deadline")
@@ -39,8 +115,7 @@ class Failures:
         """When the next pod may be made."""
         if not self.count or self.last is None:
             return None
-        longer: timedelta = _FIRST_DELAY * 2 ** min(self.count - 1, 16)
-        return self.last + min(longer, _LONGEST_DELAY)
+        return self.last + timedelta(seconds=_BACKOFF.after(self.count))
 
 
 def reconcile(job: Object, owned: Owned, now: datetime) -> list[Action]:
@@ -133,7 +208,7 @@ class _Step:
         """The end that the Job has come to, if any: the condition that says so first, its reason and message."""
         present = self._status.get("conditions") or []
         for kind in ("SuccessCriteriaMet", "FailureTarget"):
-            found = conditions.found(present, kind)
+            found = pods.found(present, kind)
             if found is not None and found.get("status") == "True":
                 return kind, (found["reason"], found["message"])
         failed = self._status.get("failed", 0) + len(self._failed_now)
@@ -165,7 +240,7 @@ class _Step:
         if self._suspended:
             return self._drop(self._active, counted=False)
         wanted, at_work = self._wanted(), len(self._active)
-        spare = job_indexes.doubled(self._active, self._completions or 0) if self._indexed else []
+        spare = doubled(self._active, self._completions or 0) if self._indexed else []
         if len(spare) < at_work - wanted:
             rest = [pod for pod in self._active if pod not in spare]
             spare += pods.deletion_order(rest, {})[: at_work - wanted - len(spare)]
@@ -191,16 +266,16 @@ class _Step:
     def _make(self, count: int) -> None:
         indexes: list[int | None] = [None] * count
         if self._indexed:
-            taken = {job_indexes.index_of(pod) for pod in self._active} - {None}
+            taken = {index_of(pod) for pod in self._active} - {None}
             if self._only_failed:
-                taken |= {job_indexes.index_of(pod) for pod in self._pods if pods.is_terminating(pod)} - {None}
+                taken |= {index_of(pod) for pod in self._pods if pods.is_terminating(pod)} - {None}
             busy = {number for number in taken if number is not None} | self._indexes()
-            indexes = [*job_indexes.first_free(busy, count, self._completions or 0)]
+            indexes = [*first_free(busy, count, self._completions or 0)]
         for index in indexes:
             pod = pods.from_template(self._spec["template"], self._job)
             pod["metadata"]["finalizers"] = [*pod["metadata"].get("finalizers", ()), TRACKING]
             if index is not None:
-                job_indexes.indexed(pod, self._job["metadata"]["name"], index)
+                indexed(pod, self._job["metadata"]["name"], index)
             self._later.append(Create(PODS, pod, CREATED, NOT_CREATED))
         self._made = len(indexes)
 
@@ -222,7 +297,7 @@ class _Step:
 
     def _note_suspension(self) -> None:
         present = self._status.get("conditions") or []
-        current = conditions.found(present, "Suspended")
+        current = pods.found(present, "Suspended")
         status = current["status"] if current else "False"
         if self._suspended and status != "True":
             self._set_condition("Suspended", "True", "JobSuspended", "Job suspended")
@@ -254,11 +329,11 @@ class _Step:
             "active": active,
             "succeeded": succeeded,
             "failed": self._status.get("failed", 0) + failed,
-            "completedIndexes": job_indexes.text_of(indexes) if self._indexed else "",
+            "completedIndexes": text_of(indexes) if self._indexed else "",
             "ready": ready,
             "terminating": terminating,
         }
-        shown = conditions.counters(counters, shown=("ready", "terminating"))
+        shown = pods.counters(counters, shown=("ready", "terminating"))
         rest = {name: value for name, value in self._status.items() if name not in counters}
         self._status = {**rest, **shown, "uncountedTerminatedPods": {}}
         return _let_go(freed)
@@ -267,7 +342,7 @@ class _Step:
         """Write down the end; the last word is spoken only when no pod is on its way out any more."""
         if not end:
             return []
-        if conditions.found(self._status.get("conditions") or (), end) is None:
+        if pods.found(self._status.get("conditions") or (), end) is None:
             self._set_condition(end, "True", *message)
         if self._status["terminating"]:
             return []
@@ -280,18 +355,18 @@ class _Step:
 
     def _set_condition(self, kind: str, status: str, reason: str, message: str) -> None:
         made = {
-            **conditions.made(kind, status, reason, message, self._now),
+            **pods.made(kind, status, reason, message, self._now),
             "lastProbeTime": timestamp(self._now),
         }
         present = self._status.get("conditions") or []
-        self._status["conditions"] = [*conditions.without(present, kind), made]
+        self._status["conditions"] = [*pods.without(present, kind), made]
 
     def _indexes(self) -> frozenset[int]:
         """The indexes that are done."""
         if not self._indexed or self._completions is None:
             return frozenset()
-        before = job_indexes.parsed((self._job.get("status") or {}).get("completedIndexes", ""), self._completions)
-        now = {job_indexes.index_of(pod) for pod in self._succeeded_now}
+        before = parsed((self._job.get("status") or {}).get("completedIndexes", ""), self._completions)
+        now = {index_of(pod) for pod in self._succeeded_now}
         return before | {number for number in now if number is not None}
 
     def _succeeded(self) -> int:
@@ -303,7 +378,7 @@ class _Step:
         """Whether a pod counts at all: in an Indexed Job it must have an index that is wanted."""
         if not self._indexed:
             return True
-        index = job_indexes.index_of(pod)
+        index = index_of(pod)
         return index is not None and index < (self._completions or 0)
 
     def _is_failed(self, pod: Object) -> bool:

@@ -6,8 +6,94 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from shoal.embedded.controllers.execute import Action, Delete, Update
+from shoal.embedded.kinds import PODS, Kind
 from shoal.embedded.patch.json_values import copied
+from shoal.embedded.registry import timestamp
+from shoal.embedded.selectors import matches_selector
 from shoal.embedded.store import Object
+
+# Who belongs to whom: objects that match a selector are adopted, those that match no longer are let go.
+
+
+def claim(
+    owner: Object, candidates: Iterable[Object], kind: Kind, *, finalizer: str = ""
+) -> tuple[list[Object], list[Action]]:
+    """The candidates that belong to the owner, and the writes that make it so. An adopted one gets the finalizer."""
+    claimed: list[Object] = []
+    actions: list[Action] = []
+    selector = owner["spec"].get("selector")
+    for obj in candidates:
+        controller = controller_of(obj)
+        fits = matches_selector(selector, obj["metadata"].get("labels") or {})
+        if controller is not None:
+            if controller["uid"] != owner["metadata"]["uid"]:
+                continue
+            if fits:
+                claimed.append(obj)
+            elif not is_deleted(owner):
+                actions.append(Update(kind, _released(obj, owner, finalizer)))
+        elif fits and not is_deleted(owner) and not is_deleted(obj):
+            adopted = _adopted(obj, owner, finalizer)
+            claimed.append(adopted)
+            actions.append(Update(kind, adopted))
+    return claimed, actions
+
+
+def _adopted(obj: Object, owner: Object, finalizer: str) -> Object:
+    new: Object = copied(obj)
+    metadata = new["metadata"]
+    metadata["ownerReferences"] = [*metadata.get("ownerReferences", ()), owner_reference(owner)]
+    if finalizer and finalizer not in metadata.get("finalizers", ()):
+        metadata["finalizers"] = [*metadata.get("finalizers", ()), finalizer]
+    return new
+
+
+def _released(obj: Object, owner: Object, finalizer: str) -> Object:
+    new: Object = copied(obj)
+    metadata, uid = new["metadata"], owner["metadata"]["uid"]
+    metadata["ownerReferences"] = [one for one in metadata["ownerReferences"] if one.get("uid") != uid]
+    metadata["finalizers"] = [one for one in metadata.get("finalizers", ()) if one != finalizer]
+    return new
+
+
+# Conditions and counters of a status, written as the real controllers write them.
+
+
+def found(conditions: Iterable[Object], kind: str) -> Object | None:
+    """The condition of that type."""
+    return next((one for one in conditions if one.get("type") == kind), None)
+
+
+def without(conditions: Iterable[Object], kind: str) -> list[Object]:
+    """All but the condition of that type."""
+    return [one for one in conditions if one.get("type") != kind]
+
+
+def made(kind: str, status: str, reason: str, message: str, now: datetime) -> Object:
+    """A condition that began now."""
+    return {
+        "type": kind,
+        "status": status,
+        "lastTransitionTime": timestamp(now),
+        "reason": reason,
+        "message": message,
+    }
+
+
+def counters(values: Mapping[str, Any], *, shown: Iterable[str] = ()) -> Object:
+    """A status without what is zero or empty, but for the fields that are shown always; None is never shown."""
+    always = frozenset(shown)
+    return {name: value for name, value in values.items() if value or (name in always and value is not None)}
+
+
+def scaled(value: Any, total: int, *, up: bool) -> int:
+    """A number, or a percentage of the total rounded up or down."""
+    if isinstance(value, str):
+        part = int(value.removesuffix("%")) * total
+        return -(-part // 100) if up else part // 100
+    return int(value or 0)
+
 
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 _PHASES: Final = {"Pending": 0, "Unknown": 1, "Running": 2}
@@ -142,3 +228,19 @@ def _cost(metadata: Object) -> int:
 def _newest_first(text: str) -> float:
     when = moment(text)
     return -when.timestamp() if when else 0.0
+
+
+# Pods of nodes that are gone: marked as failed and deleted once the node has been away for a while.
+
+
+def reconcile(pod: Object, now: datetime) -> list[Action]:
+    """What to do about a pod whose node is gone."""
+    actions: list[Action] = []
+    if not is_finished(pod):
+        failed: Object = copied(pod)
+        failed["status"]["phase"] = "Failed"
+        text = ("DisruptionTarget", "True", "DeletionByPodGC", "PodGC: node no longer exists")
+        others = without(failed["status"].get("conditions") or (), "DisruptionTarget")
+        failed["status"]["conditions"] = [*others, made(*text, now)]
+        actions.append(Update(PODS, failed, subresource="status"))
+    return [*actions, Delete(PODS, pod, grace_seconds=0)]

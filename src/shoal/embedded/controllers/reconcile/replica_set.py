@@ -6,9 +6,9 @@ from collections import Counter
 from datetime import datetime
 from typing import Final
 
-from shoal.embedded.controllers.actions import Action, Create, Delete, Event, Owned, Requeue, Status
-from shoal.embedded.controllers.reconcile import conditions, pods
-from shoal.embedded.controllers.reconcile.claims import claim
+from shoal.embedded.controllers.execute import Action, Create, Delete, Event, Owned, Requeue, Status
+from shoal.embedded.controllers.reconcile import pods
+from shoal.embedded.controllers.reconcile.pods import claim
 from shoal.embedded.kinds import PODS
 from shoal.embedded.store import Object
 
@@ -58,11 +58,11 @@ def _status(replica_set: Object, active: list[Object], terminating: int, owned: 
     min_ready = spec.get("minReadySeconds", 0)
     present = (replica_set.get("status") or {}).get("conditions") or []
     if owned.failure is None:
-        present = conditions.without(present, "ReplicaFailure")
-    elif conditions.found(present, "ReplicaFailure") is None:
+        present = pods.without(present, "ReplicaFailure")
+    elif pods.found(present, "ReplicaFailure") is None:
         reason = "FailedCreate" if len(active) < spec["replicas"] else "FailedDelete"
-        present = [*present, conditions.made("ReplicaFailure", "True", reason, owned.failure.message, now)]
-    return conditions.counters(
+        present = [*present, pods.made("ReplicaFailure", "True", reason, owned.failure.message, now)]
+    return pods.counters(
         {
             "replicas": len(active),
             "fullyLabeledReplicas": sum(

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from shoal.embedded.controllers.actions import Action, Create, Update
-from shoal.embedded.controllers.reconcile.claims import claim
-from shoal.embedded.controllers.reconcile.hashes import hash_of
-from shoal.embedded.controllers.reconcile.pods import owner_reference
+import msgspec
+
+from shoal.embedded.controllers.execute import Action, Create, Update
+from shoal.embedded.controllers.reconcile.pods import claim, owner_reference
 from shoal.embedded.kinds import REVISIONS
 from shoal.embedded.patch.json_values import copied
 from shoal.embedded.store import Object
+
+# Short names for templates: a hash in the letters that Kubernetes allows itself, which spell no words.
+
+
+_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
+_OFFSET: Final = 2166136261
+_PRIME: Final = 16777619
+
+
+def hash_of(value: Any, collisions: int | None = None) -> str:
+    """The hash of a value, another one for each number of collisions. Not the number the real cluster comes to."""
+    number = _OFFSET
+    for byte in msgspec.json.encode([value, collisions], order="deterministic"):
+        number = ((number ^ byte) * _PRIME) & 0xFFFFFFFF
+    return "".join(_LETTERS[ord(digit) % len(_LETTERS)] for digit in str(number))
+
 
 #: On pods: the revision they were made from. StatefulSets write its name, DaemonSets the hash in it.
 LABEL: Final = "controller-revision-hash"

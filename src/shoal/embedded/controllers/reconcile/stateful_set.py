@@ -8,9 +8,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from shoal.embedded.controllers.actions import Action, Create, Delete, Event, Owned, Requeue, Status
-from shoal.embedded.controllers.reconcile import conditions, pods, revisions
-from shoal.embedded.controllers.reconcile.claims import claim
+from shoal.embedded.controllers.execute import Action, Create, Delete, Event, Owned, Requeue, Status
+from shoal.embedded.controllers.reconcile import pods, revisions
+from shoal.embedded.controllers.reconcile.pods import claim
 from shoal.embedded.controllers.reconcile.revisions import History
 from shoal.embedded.kinds import CLAIMS, PODS, REVISIONS
 from shoal.embedded.patch.json_values import copied
@@ -135,7 +135,7 @@ class _Step:
         whole = ("updatedReplicas", "readyReplicas", "replicas")
         if rolling and all(count[name] == self._spec["replicas"] for name in whole):
             current, count["currentReplicas"] = self._update, count["updatedReplicas"]
-        return conditions.counters(
+        return pods.counters(
             {
                 "observedGeneration": self._set["metadata"].get("generation", 0),
                 **count,

@@ -1,6 +1,7 @@
-"""Does an object fit the schema of its definition? Pure; the words are those of the real server.
+"""The kinds that a CustomResourceDefinition describes: does an object fit its schema? Pure; the real server's words.
 
 Not run: CEL rules, and formats other than int32, int64 and date-time.
+
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from shoal.embedded.errors import FieldError, invalid_value, required, unsupported_value
+from shoal.embedded.patch.json_values import copied
+from shoal.embedded.tables.layout import Column, Layout, moment, since, text
 
 Schema = Mapping[str, Any]
 _TYPES: Final = ("array", "boolean", "integer", "number", "object", "string")
@@ -155,13 +158,13 @@ def _combined_errors(value: Any, schema: Schema, field: str, name: str) -> Itera
         return  # what may stand beside this only says the same again
     for inner in schema.get("allOf") or ():
         yield from _errors(value, inner, field, name)
-    for word, fits, text in _ALTERNATIVES:
+    for word, fits, words in _ALTERNATIVES:
         if word in schema:
             results = [list(_errors(value, inner, field, name)) for inner in schema[word]]
             valid = sum(not result for result in results)
             if not fits(valid):
                 found = "" if word == "anyOf" else f" Found {valid or 'none'} valid{' alternatives' if valid else ''}"
-                yield FieldError("FieldValueInvalid", "<nil>", f'Invalid value: "": "{name}" {text}{found}')
+                yield FieldError("FieldValueInvalid", "<nil>", f'Invalid value: "": "{name}" {words}{found}')
                 yield from results[0] if not valid else ()
     if "not" in schema and not list(_errors(value, schema["not"], field, name)):
         yield FieldError(
@@ -223,3 +226,146 @@ def _joined(path: str, name: str) -> str:
 
 def _shown(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else json.dumps(value)
+
+
+# The columns that a definition wants in tables: `additionalPrinterColumns`, with the simple JSONPath they use.
+
+
+_STEP: Final = re.compile(
+    r"\.?(?P<name>(?:\\\.|[^.\[\]])+)|\[(?P<number>-?\d+)\]|(?P<all>\[\*\]|\.\*)|\['(?P<quoted>(?:\\.|[^'])*)'\]"
+    r"""|\[\?\(\s*@\.(?P<key>[\w.\-/]+)\s*==\s*["'](?P<value>[^"']*)["']\s*\)\]"""
+)
+
+
+def layout_of(served: Mapping[str, Any]) -> Layout | None:
+    """The table of a version with columns of its own; None if it has none."""
+    wanted = [column for column in served.get("additionalPrinterColumns") or () if column.get("jsonPath")]
+    if not wanted:
+        return None
+    columns = (
+        Column("Name"),
+        *(
+            Column(
+                str(column["name"]),
+                str(column["type"]),
+                wide=bool(column.get("priority")),
+                about=column.get("description")
+                or f"Custom resource definition column (in JSONPath format): {column['jsonPath']}",
+            )
+            for column in wanted
+        ),
+    )
+    return Layout(columns, lambda obj, now: [text(obj, "metadata", "name"), *(_cell(obj, one, now) for one in wanted)])
+
+
+def found_at(value: Any, path: str) -> list[Any]:
+    """What a JSONPath leads to; nothing if it has forms that are not known."""
+    values, at = [value], 0
+    while at < len(path):
+        step = _STEP.match(path, at)
+        if step is None:
+            return []
+        values = [item for one in values for item in _follow(one, step)]
+        at = step.end()
+    return values
+
+
+def _follow(value: Any, step: re.Match[str]) -> list[Any]:
+    name = step["name"] if step["name"] is not None else step["quoted"]
+    if name is not None:
+        name = name.replace("\\", "")
+        return [value[name]] if isinstance(value, dict) and name in value else []
+    if step["all"]:
+        return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    if not isinstance(value, list):
+        return []
+    if step["number"]:
+        number = int(step["number"])
+        return [value[number]] if -len(value) <= number < len(value) else []
+    return [item for item in value if step["value"] in map(str, found_at(item, f".{step['key']}"))]
+
+
+def _cell(obj: dict[str, Any], column: Mapping[str, Any], now: datetime) -> Any:
+    found = found_at(obj, column["jsonPath"])
+    value = found[0] if found else None
+    kind = column["type"]
+    if value is None:
+        return None
+    if kind == "integer":
+        return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if kind == "number":
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if kind == "boolean":
+        return value if isinstance(value, bool) else None
+    if kind == "date":
+        return since(moment({"then": value}, "then"), now)
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+# Gives an object the shape its schema has: unknown fields go, defaults come. Pure, but in place.
+
+
+_TYPED: Final = ("apiVersion", "kind", "metadata")
+
+
+def prune(obj: dict[str, Any], schema: Schema) -> None:
+    """Take out what the schema does not have, and nulls where there may be none."""
+    for holder, name, _ in list(_unknown(obj, schema, "", root=True)):
+        del holder[name]
+    _drop_nulls(obj, schema)
+
+
+def unknown_fields(obj: dict[str, Any], schema: Schema) -> list[str]:
+    """The paths of what `prune` would take out for being unknown."""
+    return sorted(path for _, _, path in _unknown(obj, schema, "", root=True))
+
+
+def fill_in(value: Any, schema: Schema) -> None:
+    """Set the defaults of the schema where nothing is said."""
+    if isinstance(value, dict):
+        for name, inner in (schema.get("properties") or {}).items():
+            if name not in value and "default" in inner:
+                value[name] = copied(inner["default"])
+            if name in value:
+                fill_in(value[name], inner)
+        others = schema.get("additionalProperties")
+        if isinstance(others, dict):
+            for item in value.values():
+                fill_in(item, others)
+    elif isinstance(value, list):
+        for item in value:
+            fill_in(item, schema.get("items") or {})
+
+
+def _unknown(value: Any, schema: Schema, path: str, *, root: bool = False) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Each unknown field: the object it is in, its name and its path."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _unknown(item, schema.get("items") or {}, f"{path}[{number}]")
+    if not isinstance(value, dict):
+        return
+    properties = schema.get("properties") or {}
+    others = schema.get("additionalProperties")
+    anything = bool(schema.get("x-kubernetes-preserve-unknown-fields")) or others is True
+    typed = root or schema.get("x-kubernetes-embedded-resource")
+    for name, item in value.items():
+        where = f"{path}.{name}" if path else name
+        if name in _TYPED and typed:
+            continue
+        inner = properties.get(name, others if isinstance(others, dict) else None)
+        if inner is not None:
+            yield from _unknown(item, inner, where)
+        elif not anything:
+            yield value, name, where
+
+
+def _drop_nulls(value: Any, schema: Schema) -> None:
+    if isinstance(value, dict):
+        for name, inner in (schema.get("properties") or {}).items():
+            if name in value and value[name] is None and not inner.get("nullable"):
+                del value[name]
+            elif name in value:
+                _drop_nulls(value[name], inner)
+    elif isinstance(value, list):
+        for item in value:
+            _drop_nulls(item, schema.get("items") or {})
