@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
 
@@ -88,7 +88,8 @@ class CardRules:
 class NodeFilter(ABC):
     """Says which nodes can take the pod: by the arrays (`passes`) and by the ledger of one node (`refusal`).
 
-    A filter in `Policy.filters` is obeyed wherever nodes are chosen, cleared or explained.
+    A filter in `Policy.filters` is obeyed wherever nodes are chosen, cleared or explained. It may look at the ledger
+    and at the class: a node is asked about again when its part of the ledger has changed.
     """
 
     #: As people read it.
@@ -96,7 +97,7 @@ class NodeFilter(ABC):
 
     @abstractmethod
     def passes(self, trial: Trial) -> BoolArray:
-        """The nodes that can; those before it in the list have passed `trial.passed`."""
+        """The nodes that can; `trial.passed` are those that the filters before it in the list have passed."""
 
     @abstractmethod
     def refusal(self, node: NodeLedger, pod_class: PodClass) -> NodeRefusal | None:
@@ -111,7 +112,6 @@ class NodeFilter(ABC):
 OneFilter = Callable[[PlainNode], bool]
 
 
-@runtime_checkable
 class PlainFilter(Protocol):
     """A filter that can be asked node by node as well (`single`)."""
 
@@ -129,7 +129,6 @@ class Score(Protocol):
 OneScore = Callable[[PlainNode, float, int], float]
 
 
-@runtime_checkable
 class PlainScore(Score, Protocol):
     """A score that can be told node by node as well (`single`)."""
 
