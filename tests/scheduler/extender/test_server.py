@@ -28,7 +28,7 @@ from shoal.scheduler.metrics import LedgerSource
 from shoal.scheduler.tls import FileTls, TlsFiles
 from tests.scheduler.extender.requests import args, binding, pod, preemption
 from tests.scheduler.extender.scene import Scene
-from tests.scheduler.test_metrics import parse
+from tests.observe.text import parse
 from tests.testbed.fake_nodes import node as node_object
 
 PREFIX = "/gpushare-scheduler"
