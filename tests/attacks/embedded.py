@@ -24,6 +24,7 @@ from shoal.embedded.nodes.host import HookCall, Host
 from shoal.embedded.nodes.pods.states import Running, Timing
 from shoal.kube.access.credentials import Access
 from shoal.kubelet.host_paths import HostPaths
+from shoal.model.backoff import Backoff
 from tests.attacks.arena import Given, Object
 from tests.kubelet.device_plugin import PluginLoop
 from tests.suites.connection import Connection
@@ -32,7 +33,7 @@ from tests.testbed.waiting import wait_for
 ROOT = "/sys/fs/cgroup"
 MEBIBYTE = 2**20
 #: kubelet's back-off is the real one's; only tests wait for it.
-TIMING = Timing(retry=0.5, back_off=0.5, max_back_off=1.0, reconcile=2.0)
+TIMING = Timing(retry=0.5, back_off=Backoff(0.5, 1.0), reconcile=2.0)
 
 
 class Walled(EmbeddedCluster):

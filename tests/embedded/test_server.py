@@ -9,6 +9,7 @@ from shoal.kube.client import Client
 from shoal.kube.errors import AlreadyExistsError, ConflictError, GoneError, NotFoundError
 from shoal.kube.reflector import Pace, Reflector
 from shoal.kube.resources import CONFIG_MAPS, LEASES, NAMESPACES, NODES, PODS
+from shoal.model.backoff import Backoff
 from tests.kube.objects import config_map, node, pod
 from tests.kube.waiting import until
 
@@ -112,7 +113,7 @@ async def test_a_lease_is_made_by_an_update_and_needs_a_version_after_that(clien
 
 async def test_a_reflector_follows_through_expired_versions(client: Client, api: EmbeddedApi) -> None:
     kind = next(kind for kind in api.registry.catalogue.all() if kind.kind == "ConfigMap")
-    pace = Pace(watch=1.0, reconnect=0.01, backoff=0.01)
+    pace = Pace(watch=1.0, reconnect=0.01, backoff=Backoff(0.01, 10.0))
     async with Reflector(client, CONFIG_MAPS, namespace="default", labels="keep", pace=pace, page_size=2) as reflector:
         await reflector.wait_synced()
         for number in range(20):

@@ -12,13 +12,14 @@ from shoal.kube.objects.others import ConfigMap
 from shoal.kube.reflector import Pace, Reflector
 from shoal.kube.resources import CONFIG_MAPS, LEASES, NAMESPACES, NODES, PODS, SECRETS, Resource
 from shoal.kube.store import Change, ChangeType
+from shoal.model.backoff import Backoff
 from tests.kube.conftest import access_of
 from tests.kube.objects import config_map, node, pod
 from tests.kube.relay import Relay
 from tests.kube.waiting import until
 from tests.testbed.apiserver import ApiServer
 
-PACE = Pace(watch=20, silence=60, reconnect=0.1, backoff=0.05, max_backoff=0.5)
+PACE = Pace(watch=20, silence=60, reconnect=0.1, backoff=Backoff(0.05, 0.5))
 
 
 def names(reflector: Reflector) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 from shoal.kube.client import Client
 from shoal.kube.reflector import Pace, Reflector
 from shoal.kube.resources import CONFIG_MAPS
+from shoal.model.backoff import Backoff
 from tests.kube.conftest import access_of
 from tests.kube.relay import Relay
 from tests.kube.storm import Witness, Writer
@@ -21,7 +22,7 @@ from tests.testbed.apiserver import ApiServer
 log = logging.getLogger(__name__)
 NAMESPACE = "storm"
 RATE = 200.0
-PACE = Pace(watch=20, silence=3, reconnect=0.2, backoff=0.1, max_backoff=1)
+PACE = Pace(watch=20, silence=3, reconnect=0.2, backoff=Backoff(0.1, 1.0))
 
 
 async def _restart(server: ApiServer, *, compact: bool) -> None:

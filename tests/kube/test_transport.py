@@ -27,12 +27,13 @@ from shoal.kube.errors import (
     UnreachableError,
 )
 from shoal.kube.resources import CONFIG_MAPS, PODS
-from shoal.kube.transport import Call, Limits, Transport
+from shoal.kube.transport import Call, Transport, TransportLimits
+from shoal.model.backoff import Backoff
 from tests.kube.conftest import access_of
 from tests.kube.objects import config_map
 from tests.testbed.apiserver import ApiServer
 
-LIMITS = Limits(backoff_seconds=0.01, request_seconds=30)
+LIMITS = TransportLimits(backoff=Backoff(0.01, 60.0), request_seconds=30)
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -103,6 +103,22 @@ def test_a_filter_with_a_plain_form_decides_as_the_one_without() -> None:
         assert plain == arrays
 
 
+class NeedsSpareCores(NodeResources):
+    """Only the arrays are overridden: the inherited plain form does not say the same."""
+
+    def passes(self, trial: Trial) -> BoolArray:
+        enough: BoolArray = super().passes(trial) & (trial.cpu_after >= 16_000)
+        return enough
+
+
+def test_a_plain_form_counts_only_beside_its_own_arrays() -> None:
+    policy = replace(policy_named("fragmentation"), filters=(NeedsSpareCores(), CardFit()))
+    engine = Engine(ledger_of(node("a", [16] * 8, cores=24), node("b", [16] * 8, cores=24)), policy)
+    asked = request(Share(GIB), cores=4)
+    placed = [engine.place(str(number), asked) for number in range(6)]
+    assert [allocation is not None for allocation in placed] == [True] * 4 + [False] * 2
+
+
 def test_a_refusal_says_by_which_filter_and_whether_leaving_pods_may_help() -> None:
     engine = Engine(
         ledger_of(node("bare"), node("full", [16], cores=1)),

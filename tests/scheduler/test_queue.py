@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.scheduler.cluster_events import ClusterEvent
-from shoal.scheduler.queue.queue import SWEEP_AFTER, QueuedPod, QueuePlace, SchedulingQueue, backoff
+from shoal.scheduler.queue.queue import BACKOFF, SWEEP_AFTER, QueuedPod, QueuePlace, SchedulingQueue
 
 
 def pod(uid: str, **facts: Any) -> QueuedPod:
@@ -88,8 +88,8 @@ def test_what_is_told_of_a_pod() -> None:
 
 
 def test_backoff_doubles_up_to_ten_seconds() -> None:
-    assert [backoff(attempts) for attempts in range(7)] == [0, 1, 2, 4, 8, 10, 10]
-    assert backoff(10**6) == 10
+    assert [BACKOFF.after(attempts) for attempts in range(7)] == [0, 1, 2, 4, 8, 10, 10]
+    assert BACKOFF.after(10**6) == 10
     queue, now = queue_of(pod("a")), 0.0
     for pause in (1, 2, 4, 8, 10, 10):
         assert popped(queue, now) == ["a"]

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.testbed import binaries
+import pytest
+
+from tests.testbed import binaries, nvidia
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = [program for module in binaries.modules(binaries.DEFAULT_KUBE_VERSION) for program in module.programs]
@@ -76,3 +78,21 @@ def test_every_pinned_module_is_complete() -> None:
         assert {path.name for path in folder.iterdir()} == {"go.mod", "go.sum", "tools.go"}
         named = (folder / "tools.go").read_text()
         assert all(f'_ "{package}"' in named for package in module.packages)
+
+
+def test_nvidias_parts_that_cannot_be_had_are_told_and_hold_up_nothing(tmp_path: Path) -> None:
+    """On a machine without apt. The tests with them are skipped with a word."""
+    environment = {**os.environ, "PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.testbed.nvidia"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        f"NVIDIA's own parts of R{series} cannot be had, tests with them are skipped: this is no Debian"
+        for series in nvidia.SERIES
+    ]
+
+
+def test_without_nvidias_parts_a_test_says_what_fetches_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(pytest.skip.Exception, match="`make kube` fetches them"):
+        nvidia.parts_or_skip("535")

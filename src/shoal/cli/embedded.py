@@ -33,8 +33,6 @@ from shoal.model.contract.gpushare import MemoryUnit
 from shoal.scheduler import app as scheduler
 from shoal.scheduler.config import ElectionConfig, SchedulerConfig
 
-#: gRPC's own log tells of every connection that ends; set before its first use.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 #: On one machine nobody but its users should reach the cluster.
 _LOOPBACK: Final = "127.0.0.1"
 #: As many agents start at once.

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import EVENTS
 from shoal.embedded.registry import Registry, timestamp
 from shoal.embedded.store import Object
+from shoal.model.bounded_cache import BoundedCache
 
 _ALIKE: Final = 10
 _ALIKE_FOR: Final = timedelta(minutes=10)
 _BURST: Final = 25
 _REFILL: Final = timedelta(minutes=5)
 _KEPT: Final = 4096
-
-_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -44,10 +42,10 @@ class EventWriter:
         self._registry = registry
         self._component = component
         self._manager = manager
-        self._alike: OrderedDict[Any, _Alike] = OrderedDict()
-        self._allowances: OrderedDict[Any, _Allowance] = OrderedDict()
+        self._alike: BoundedCache[Any, _Alike] = BoundedCache(_KEPT)
+        self._allowances: BoundedCache[Any, _Allowance] = BoundedCache(_KEPT)
         #: The names of the events that were written, by what they say.
-        self._written: OrderedDict[Any, str] = OrderedDict()
+        self._written: BoundedCache[Any, str] = BoundedCache(_KEPT)
 
     def tell(
         self,
@@ -79,7 +77,7 @@ class EventWriter:
 
     def _combined(self, reason: Any, message: str, now: datetime) -> tuple[str, Any]:
         """The message, and what it is counted under: after ten different ones they go under one."""
-        alike = _recent(self._alike, reason, _Alike())
+        alike = self._alike.of(reason, _Alike)
         if alike.last is not None and now - alike.last > _ALIKE_FOR:
             alike.messages.clear()
         alike.messages[message] = None
@@ -90,7 +88,7 @@ class EventWriter:
         return f"(combined from similar events): {message}", reason
 
     def _allowed(self, of: Any, now: datetime) -> bool:
-        allowance = _recent(self._allowances, of, _Allowance(_BURST, now))
+        allowance = self._allowances.of(of, lambda: _Allowance(_BURST, now))
         allowance.left = min(_BURST, allowance.left + (now - allowance.at) / _REFILL)
         allowance.at = now
         if allowance.left < 1:
@@ -100,7 +98,7 @@ class EventWriter:
 
     def _count(self, namespace: str, key: Any, message: str, now: datetime) -> bool:
         """Count one more of an event that is there; False if it is not."""
-        old = self._registry.store.get(EVENTS.key, (namespace, self._written.get(key, "")))
+        old = self._registry.store.get(EVENTS.key, (namespace, self._written.get(key) or ""))
         if old is None:
             return False
         new = {**old, "count": old.get("count", 1) + 1, "message": message, "lastTimestamp": timestamp(now)}
@@ -123,9 +121,7 @@ class EventWriter:
         }
         namespace = metadata.get("namespace", "default")
         written = self._registry.create(EVENTS, namespace, event, manager=self._manager)
-        self._written[key] = written["metadata"]["name"]
-        while len(self._written) > _KEPT:
-            self._written.popitem(last=False)
+        self._written.put(key, written["metadata"]["name"])
 
 
 def _reference(about: Object, field_path: str) -> Object:
@@ -135,12 +131,3 @@ def _reference(about: Object, field_path: str) -> Object:
     reference = {name: metadata[name] for name in names if name in metadata}
     reference |= {"kind": about["kind"], "apiVersion": about["apiVersion"]}
     return reference | ({"fieldPath": field_path} if field_path else {})
-
-
-def _recent(kept: OrderedDict[Any, _T], key: Any, new: _T) -> _T:
-    """The entry of a key, made if need be; the entries that nobody asked for longest are forgotten."""
-    entry = kept.setdefault(key, new)
-    kept.move_to_end(key)
-    while len(kept) > _KEPT:
-        kept.popitem(last=False)
-    return entry

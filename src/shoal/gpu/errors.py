@@ -41,7 +41,11 @@ class DescriptionError(GpuError, ValueError):
 
 
 class MpsError(GpuError):
-    """The MPS control program refused a command, or its answer cannot be read."""
+    """A command could not be given to the MPS daemon, or its answer cannot be read."""
+
+
+class MpsRefusalError(MpsError):
+    """The MPS daemon answered, and did not do what it was told."""
 
 
 class NoMpsDaemonError(MpsError):

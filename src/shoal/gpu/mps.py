@@ -27,7 +27,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, Literal
 
-from shoal.gpu.errors import MpsError, NoMpsDaemonError
+from shoal.gpu.errors import MpsError, MpsRefusalError, NoMpsDaemonError
 from shoal.model.contract import nvidia
 from shoal.model.errors import shown
 
@@ -140,7 +140,7 @@ class MpsDaemon:
         return MpsHealth.RUNNING
 
     async def tell(self, command: Command) -> str:
-        """Give the daemon a command of its protocol; its answer. MpsError if it refuses and says so."""
+        """Give the daemon a command of its protocol; its answer. MpsRefusalError if it says that it refuses."""
         for word in command:
             if not word or any(mark in word for mark in "\0\n\r"):
                 raise MpsError(f"{shown(word)} cannot be part of an MPS command: leave it out")
@@ -151,7 +151,7 @@ class MpsDaemon:
         if status and not self._listening():
             raise NoMpsDaemonError(f"no MPS daemon answers in {self.pipe_directory}: start it")
         if status or _REFUSAL.search(said):
-            raise MpsError(f"the MPS daemon refused {shown(' '.join(command))}: {shown(said.strip())}")
+            raise MpsRefusalError(f"the MPS daemon refused {shown(' '.join(command))}: {shown(said.strip())}")
         return said
 
     async def quit(self) -> None:

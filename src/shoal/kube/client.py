@@ -21,7 +21,7 @@ from shoal.kube.errors import AnswerError, GoneError, KubeError
 from shoal.kube.objects.meta import Base, ListOf
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import PODS, RawObject, Resource, manifest_of, meta_of
-from shoal.kube.transport import Call, Limits, Transport
+from shoal.kube.transport import Call, Transport, TransportLimits
 from shoal.kube.watch import batches
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class _TokenRequest(msgspec.Struct, frozen=True):
 class Client:
     """One API server, seen by one user. Use it in `async with`."""
 
-    def __init__(self, access: Access, *, limits: Limits | None = None) -> None:
+    def __init__(self, access: Access, *, limits: TransportLimits | None = None) -> None:
         self._transport = Transport(access, limits=limits)
 
     async def __aenter__(self) -> Client:

@@ -18,7 +18,6 @@ import heapq
 import itertools
 import logging
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -29,6 +28,7 @@ from shoal.kube.errors import KubeError, NotFoundError
 from shoal.kube.objects.meta import ObjectMeta, ObjectReference
 from shoal.kube.objects.others import Event, EventSource
 from shoal.kube.resources import EVENTS, Resource, meta_of
+from shoal.model.bounded_cache import BoundedCache
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class Recorder:
         self._pending: dict[_Key, _Pending] = {}
         self._order: list[tuple[float, int, _Key]] = []
         self._numbers = itertools.count()
-        self._written: OrderedDict[_Key, _Written] = OrderedDict()
+        self._written: BoundedCache[_Key, _Written] = BoundedCache(_REMEMBERED)
         self._wake = asyncio.Event()
         self._closing = False
         self._task: asyncio.Task[None] | None = None
@@ -185,15 +185,15 @@ class Recorder:
 
     async def _write(self, key: _Key, pending: _Pending, due: float) -> None:
         self.counters.writes += 1
-        written = self._written.pop(key, None)
+        written = self._written.pop(key)
         try:
             if written is not None:
                 with contextlib.suppress(NotFoundError):  # it has expired: write a new one
                     await self._count_on(key, written, pending)
-                    self._remember(key, _Written(written.name, written.count + pending.count, due))
+                    self._written.put(key, _Written(written.name, written.count + pending.count, due))
                     return
             name = await self._create(key, pending)
-            self._remember(key, _Written(name, pending.count, due))
+            self._written.put(key, _Written(name, pending.count, due))
         except asyncio.CancelledError:
             self.counters.dropped += 1
             raise
@@ -223,11 +223,6 @@ class Recorder:
     async def _count_on(self, key: _Key, written: _Written, pending: _Pending) -> None:
         patch = {"count": written.count + pending.count, "lastTimestamp": _rfc3339(pending.last)}
         await self._client.patch(EVENTS, written.name, patch, namespace=_namespace(key))
-
-    def _remember(self, key: _Key, written: _Written) -> None:
-        self._written[key] = written
-        if len(self._written) > _REMEMBERED:
-            self._written.popitem(last=False)
 
 
 def _namespace(key: _Key) -> str:

@@ -25,11 +25,15 @@ from shoal.kube.client import PAGE_SIZE, Client
 from shoal.kube.errors import ApiError, GoneError, KubeError
 from shoal.kube.resources import Resource, key_of, meta_of
 from shoal.kube.store import Change, Store
+from shoal.model.backoff import Backoff
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _REFUSALS_TO_RELIST: Final = 3
+
+
+_BACKOFF: Final = Backoff(first=0.2, longest=10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,7 @@ class Pace:
     silence: float = 120.0
     #: Between the starts of two watches at least.
     reconnect: float = 1.0
-    backoff: float = 0.2
-    max_backoff: float = 10.0
+    backoff: Backoff = _BACKOFF
 
 
 @dataclass(slots=True)
@@ -154,7 +157,7 @@ class Reflector(Generic[T]):
                 self._well()
                 pause = self._pace.reconnect - (time.monotonic() - started)
             except KubeError as error:
-                if time.monotonic() - started > 2 * self._pace.max_backoff:
+                if time.monotonic() - started > 2 * self._pace.backoff.longest:
                     self._failures = 0  # it went well for long enough
                 pause = self._failed(error)
             resuming = True
@@ -229,4 +232,4 @@ class Reflector(Generic[T]):
                 self._refusals = 0
                 self.resource_version = ""
         self._failures += 1
-        return float(min(self._pace.max_backoff, self._pace.backoff * 2 ** min(self._failures - 1, 16)))
+        return self._pace.backoff.after(self._failures)

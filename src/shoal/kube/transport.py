@@ -30,6 +30,7 @@ from shoal.kube.access.credentials import Access, Credential, KeyPair
 from shoal.kube.access.tls import tls_context
 from shoal.kube.codec import status_of
 from shoal.kube.errors import AnswerError, ApiError, ConfigError, KubeError, UnreachableError, api_error
+from shoal.model.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -40,17 +41,18 @@ MAX_ERROR_BYTES: Final = 1 << 20
 _READ_BUFFER: Final = 256 << 10
 #: More than any connection needs to be closed.
 _CLOSING_TURNS: Final = 10
+_BACKOFF: Final = Backoff(first=0.1, longest=60.0)
 _WITHHELD: Final = "the server's message is withheld, it may repeat the secret"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TransportLimits:
     """How long to wait and how often to try."""
 
     connect_seconds: float = 10.0
     request_seconds: float = 30.0
     attempts: int = 4
-    backoff_seconds: float = 0.1
+    backoff: Backoff = _BACKOFF
     #: A server that wants to be left alone for longer is told to the caller instead.
     max_retry_after: float = 15.0
     connections: int = 100
@@ -94,9 +96,11 @@ class _UntrustedError(UnreachableError):
 class Transport:
     """Sends calls to the server of an `Access`. Open it before the first, close it after the last."""
 
-    def __init__(self, access: Access, *, limits: Limits | None = None, rng: random.Random | None = None) -> None:
+    def __init__(
+        self, access: Access, *, limits: TransportLimits | None = None, rng: random.Random | None = None
+    ) -> None:
         self.access = access
-        self.limits = limits or Limits()
+        self.limits = limits or TransportLimits()
         self._rng = rng or random.Random()
         self._session: aiohttp.ClientSession | None = None
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -273,7 +277,7 @@ class Transport:
         """Seconds until the next attempt; None when there should be none."""
         if not call.retried or attempt >= self.limits.attempts:
             return None
-        backoff = self.limits.backoff_seconds * (1 << (attempt - 1)) * self._rng.uniform(0.5, 1.5)
+        backoff = self.limits.backoff.jittered(attempt, self._rng, most=1.5)
         if isinstance(error, ApiError):
             asked_back = error.status == 429 or (error.status == 503 and error.retry_after is not None)
             if not asked_back and not (error.status == 503 and call.repeatable):

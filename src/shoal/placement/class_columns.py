@@ -13,7 +13,7 @@ from struct import Struct
 
 import numpy as np
 
-from shoal.placement import stacking
+from shoal.placement import assignment
 from shoal.placement.classes import PodClass
 from shoal.placement.columns import BoolArray, Fact, FloatArray, Rows, one_by_one
 from shoal.placement.ledger import Ledger
@@ -58,8 +58,8 @@ class ClassColumns:
         self._kept = np.zeros((size, _KEPT))
         self._kept[:, self.SLOT] = UNKNOWN_SLOT
         self._bound_at, self._kept_at = one_by_one(self._bound), one_by_one(self._kept)
-        #: Nodes on which the containers fit only apart, and how they would be dealt out.
-        self._apart: dict[int, stacking.Deal] = {}
+        #: Nodes on which the containers fit only apart, and the cards each would get.
+        self._apart: dict[int, assignment.CardAssignment] = {}
         #: Nodes that won lately: likely to be good again, so they tell early which others cannot be.
         self._winners: list[int] = []
         self._seen = -1
@@ -113,10 +113,10 @@ class ClassColumns:
             self._bound[rows] = -np.inf
             return
         total = np.where(fits, _weighted(trial.card_score, policy.scores, trial), -np.inf)
-        for i, deal in trial.apart.items():
+        for i, cards in trial.apart.items():
             if fits[i]:
-                self._apart[int(rows[i])] = deal
-                total[i] = SPLIT - len({slot for slots in deal for slot in slots})
+                self._apart[int(rows[i])] = cards
+                total[i] = SPLIT - len({slot for slots in cards for slot in slots})
         ties = _weighted(trial.card_tie, policy.ties, trial)
         self._bound[rows] = self._value(total, ties)
         if policy.pressures:
@@ -218,22 +218,22 @@ class ClassColumns:
         order = fitting[np.argsort(-bound[fitting], kind="stable")]
         return int(order[min(self._policy.rank, len(order) - 1)])
 
-    def deal(self, row: int, rng: Random) -> stacking.Deal:
+    def cards_on(self, row: int, rng: Random) -> assignment.CardAssignment:
         """The cards each container would get on this node."""
         apart = self._apart.get(row)
         if apart is not None:
             return apart
         node = self._ledger.node_at(row)
         if self._class.only_whole or not self._class.needs:
-            return stacking.stacked(node, self._class, ())
+            return assignment.stacked(node, self._class, ())
         slot = int(self._kept_at[row * _KEPT + self.SLOT])
         if slot != UNKNOWN_SLOT:
-            return stacking.stacked(node, self._class, (slot,))
+            return assignment.stacked(node, self._class, (slot,))
         trial = Trial(self.tables, np.array([row]), rng)
         if not trial.picks.found.item(0):
             # Chance gave the only card for clients without sizes to a share; without it the node was found to do.
             trial = Trial(self.tables, np.array([row]))
-        return stacking.stacked(node, self._class, trial.stack(0))
+        return assignment.stacked(node, self._class, trial.stack(0))
 
 
 def _weighted(start: FloatArray, scores: Sequence[tuple[float, Score]], trial: Trial) -> FloatArray:

@@ -3,7 +3,7 @@
 The containers of a pod go on the same cards first: shares that run at the same time are stacked, so that a pod of two
 containers with one card each needs one card that holds both. Whole cards are never stacked with anything, and clients
 without sizes with their like alone. The result is a short list of `CardNeed`s, each on cards of its own. Where no node
-can hold the stack, `shoal.placement.stacking` spreads the containers.
+can hold the stack, `shoal.placement.assignment` spreads the containers.
 """
 
 from __future__ import annotations

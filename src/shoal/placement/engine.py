@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.model.allocation import Allocation
 from shoal.model.request import Request
-from shoal.placement import stacking
+from shoal.placement import assignment
 from shoal.placement.class_columns import ClassColumns
 from shoal.placement.classes import PodClass
 from shoal.placement.columns import BoolArray, FloatArray
@@ -63,11 +63,11 @@ class Engine:
         `among` and `favour` as in `decide`.
         """
         policy = self.policy_for(request)
-        wishes = self._wishes(among, favour)
+        nodes = self._checked(among, favour)
         pod_class = self.class_of(request)
         self._refresh_if_due()
         self.demand.arrive(pod, pod_class)
-        allocation = self._decide(pod_class, policy, *wishes)
+        allocation = self._decide(pod_class, policy, *nodes)
         if allocation is not None:
             self.ledger.assume(Booking(pod, allocation, request.cpu_milli, request.memory_mib))
             self.demand.place(pod)
@@ -107,9 +107,9 @@ class Engine:
         draws among the most favoured nodes; a policy that takes the second best takes the second by the sum.
         """
         policy = self.policy_for(request)
-        wishes = self._wishes(among, favour)
+        nodes = self._checked(among, favour)
         self._refresh_if_due()
-        return self._decide(self.class_of(request), policy, *wishes)
+        return self._decide(self.class_of(request), policy, *nodes)
 
     def fits(self, request: Request) -> BoolArray:
         """The nodes that can take the pod under its policy, by row."""
@@ -193,7 +193,9 @@ class Engine:
             return CardRules(policy.cards, {})
         return CardRules(policy.cards, {name: known.cards for name, known in self._policies.items()})
 
-    def _wishes(self, among: BoolArray | None, favour: FloatArray | None) -> tuple[BoolArray | None, FloatArray | None]:
+    def _checked(
+        self, among: BoolArray | None, favour: FloatArray | None
+    ) -> tuple[BoolArray | None, FloatArray | None]:
         """Which nodes, and what each is favoured by, in the scale of the scores."""
         rows = self.ledger.columns.rows
         for name, given in (("among", among), ("favour", favour)):
@@ -214,7 +216,7 @@ class Engine:
         if row is None:
             return None
         node = self.ledger.node_at(row)
-        return stacking.allocation(node, pod_class, columns.deal(row, self._rng), policy.name)
+        return assignment.allocation(node, pod_class, columns.cards_on(row, self._rng), policy.name)
 
     def _columns_now(self, pod_class: PodClass, policy: Policy) -> ClassColumns:
         """The class over all nodes, as they are now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shoal.model.request import Share, accepts, share_words
-from shoal.placement import stacking
+from shoal.placement import assignment
 from shoal.placement.classes import CardNeed, PodClass
 from shoal.placement.columns import BoolArray, Fact
 from shoal.placement.ledger import CardLedger, NodeLedger
@@ -86,7 +86,7 @@ class CardFit(NodeFilter):
         fitting = {need: self._fitting(node, pod_class, need) for need in pod_class.needs}
         if all(len(fitting[need]) >= need.gpus for need in pod_class.needs) and self._apart(pod_class, fitting):
             return None
-        if pod_class.splittable and stacking.spread(node, pod_class) is not None:
+        if pod_class.splittable and assignment.spread(node, pod_class) is not None:
             return None
         short = next((need for need in pod_class.needs if len(fitting[need]) < need.gpus), None)
         if short is None:

@@ -1,4 +1,4 @@
-"""The books: what every pod holds of every card, of every kind of share, on one ledger.
+"""The ledger: what every pod holds of every card, whatever the kind of share.
 
 Cards are keyed by UUID. What a pod holds is recorded whether or not its card is there: a card that vanishes and comes
 back finds its bookings again. `assume` never books more than a card has. `confirm` and `rebuild` record what is true

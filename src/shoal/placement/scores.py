@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal.model.request import matches_model
+from shoal.placement.assignment import untouched
 from shoal.placement.classes import PodClass
 from shoal.placement.columns import SHARES, WHOLE, FloatArray, PlainNode
-from shoal.placement.stacking import untouched
 from shoal.placement.topology import closeness
 from shoal.placement.trial import ClassTables, NeedTables, OneScore, Trial
 from shoal.placement.weights import CPU_BOUND

@@ -119,17 +119,23 @@ def _plain_scores(scores: Sequence[tuple[float, Score]], tables: ClassTables) ->
 
 
 def _filters_plainly(rule: NodeFilter) -> TypeGuard[PlainFilter]:
-    return _is_a(PlainFilter, type(rule))
+    return _has_plain_form(type(rule), of="passes")
 
 
 def _scores_plainly(score: Score) -> TypeGuard[PlainScore]:
-    return _is_a(PlainScore, type(score))
+    return _has_plain_form(type(score), of="score")
 
 
 @cache
-def _is_a(protocol: type, kind: type) -> bool:
-    """Kept by class: to compare with a protocol takes longer than to try a node."""
-    return issubclass(kind, protocol)
+def _has_plain_form(kind: type, *, of: str) -> bool:
+    """Whether the class has a plain form of that method. One inherited beside a method that is not, says another thing.
+
+    Kept by class: to look takes longer than to try a node.
+    """
+    plain, method = (
+        next((i for i, base in enumerate(kind.__mro__) if name in vars(base)), None) for name in ("plain", of)
+    )
+    return plain is not None and method is not None and plain <= method
 
 
 def _cards_of(tables: ClassTables) -> Cards | None:

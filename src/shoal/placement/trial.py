@@ -9,12 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
 
 from shoal.model.request import accepts
-from shoal.placement import stacking
+from shoal.placement import assignment
 from shoal.placement.classes import CardNeed, PodClass
 from shoal.placement.columns import (
     ALIVE,
@@ -88,7 +88,8 @@ class CardRules:
 class NodeFilter(ABC):
     """Says which nodes can take the pod: by the arrays (`passes`) and by the ledger of one node (`refusal`).
 
-    A filter in `Policy.filters` is obeyed wherever nodes are chosen, cleared or explained.
+    A filter in `Policy.filters` is obeyed wherever nodes are chosen, cleared or explained. It may look at the ledger
+    and at the class: a node is asked about again when its part of the ledger has changed.
     """
 
     #: As people read it.
@@ -96,7 +97,7 @@ class NodeFilter(ABC):
 
     @abstractmethod
     def passes(self, trial: Trial) -> BoolArray:
-        """The nodes that can; those before it in the list have passed `trial.passed`."""
+        """The nodes that can; `trial.passed` are those that the filters before it in the list have passed."""
 
     @abstractmethod
     def refusal(self, node: NodeLedger, pod_class: PodClass) -> NodeRefusal | None:
@@ -111,7 +112,6 @@ class NodeFilter(ABC):
 OneFilter = Callable[[PlainNode], bool]
 
 
-@runtime_checkable
 class PlainFilter(Protocol):
     """A filter that can be asked node by node as well (`single`)."""
 
@@ -129,7 +129,6 @@ class Score(Protocol):
 OneScore = Callable[[PlainNode, float, int], float]
 
 
-@runtime_checkable
 class PlainScore(Score, Protocol):
     """A score that can be told node by node as well (`single`)."""
 
@@ -298,7 +297,7 @@ class Trial:
         return self.picks.found
 
     @lazy
-    def apart(self) -> dict[int, stacking.Deal]:
+    def apart(self) -> dict[int, assignment.CardAssignment]:
         """By position in `rows`, the nodes without cards for the containers together that have cards for them apart.
 
         Looked for on the nodes that passed the filters so far.
@@ -306,11 +305,11 @@ class Trial:
         if not self.pod_class.splittable:
             return {}
         short = ~self.found if self.passed is None else self.passed & ~self.found
-        deals = {
-            i: stacking.spread(self.ledger.node_at(int(self.rows[i])), self.pod_class)
+        found = {
+            i: assignment.spread(self.ledger.node_at(int(self.rows[i])), self.pod_class)
             for i in np.flatnonzero(short).tolist()
         }
-        return {i: deal for i, deal in deals.items() if deal is not None}
+        return {i: cards for i, cards in found.items() if cards is not None}
 
     @lazy
     def _one_by_code(self) -> bool:

@@ -30,6 +30,7 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import PODS
 from shoal.kube.store import Change, ChangeType
 from shoal.model.allocation import Allocation
+from shoal.model.backoff import Backoff
 from shoal.model.contract.decisions import encode_decision
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import NodeGpus
@@ -40,8 +41,7 @@ log = logging.getLogger(__name__)
 
 #: The Binding may or may not have been made.
 _OPEN: Final = (UnreachableError, UnavailableError, AnswerError, TooManyRequestsError, UnauthorizedError)
-_PAUSE: Final = 0.1
-_MAX_PAUSE: Final = 5.0
+_BACKOFF: Final = Backoff(first=0.2, longest=5.0)
 
 
 class Binder:
@@ -145,8 +145,7 @@ class Binder:
         raise BindError(why)
 
     async def _pause(self, failures: int) -> None:
-        longest = min(_MAX_PAUSE, _PAUSE * 2 ** min(failures, 10))
-        await asyncio.sleep(longest * self._rng.uniform(0.5, 1.0))
+        await asyncio.sleep(_BACKOFF.jittered(failures, self._rng))
 
 
 def annotations_of(

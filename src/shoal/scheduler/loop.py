@@ -16,6 +16,7 @@ from typing import Final
 from shoal.kube.objects.pod import Pod
 from shoal.kube.store import Change, ChangeType
 from shoal.model.allocation import Allocation
+from shoal.model.bounded_cache import BoundedCache
 from shoal.model.contract.groups import PodGroup, decode_group
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.pod import check_cluster
@@ -84,7 +85,7 @@ class Loop:
         self._stir = asyncio.Event()
         self._binding: set[asyncio.Task[None]] = set()
         self._landed = asyncio.Event()
-        self._diagnoses: dict[object, tuple[tuple[int, int], Diagnosis]] = {}
+        self._diagnoses: BoundedCache[object, tuple[tuple[int, int], Diagnosis]] = BoundedCache(_DIAGNOSES)
 
     # What the watch brings
 
@@ -363,10 +364,8 @@ class Loop:
         known = self._diagnoses.get(waiting.template)
         if known is not None and known[0] == version:
             return known[1]
-        if len(self._diagnoses) >= _DIAGNOSES:
-            self._diagnoses.clear()
         diagnosis = diagnose(self._state.engine, self._state.request(pod), verdict)
-        self._diagnoses[waiting.template] = version, diagnosis
+        self._diagnoses.put(waiting.template, (version, diagnosis))
         return diagnosis
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from shoal.kube.objects.pod import Pod
 from shoal.kube.store import Change, ChangeType
+from shoal.model.bounded_cache import BoundedCache
 from shoal.model.contract import shoal
 from shoal.scheduler.metrics import Metrics
 
@@ -41,26 +42,23 @@ class Rivals:
         self._leads_since = leads_since
         self._clock = clock
         self._report = report
-        self._bound_here: dict[str, None] = {}
+        self._bound_here: BoundedCache[str, bool] = BoundedCache(_MOST)
         self._told = float("-inf")
 
     def on_bind(self, uid: str) -> None:
         """The pod is about to be bound here."""
-        self._bound_here[uid] = None
-        if len(self._bound_here) > _MOST:
-            del self._bound_here[next(iter(self._bound_here))]
+        self._bound_here.put(uid, True)
 
     def on_pod(self, change: Change[Pod]) -> None:
         """News of a pod."""
         old, new = change.old, change.new
         if new is None:
-            self._bound_here.pop(change.object.metadata.uid, None)
+            self._bound_here.pop(change.object.metadata.uid)
             return
         if change.kind is not ChangeType.MODIFIED or old is None or old.spec.node_name or not new.spec.node_name:
             return
         uid = new.metadata.uid
-        ours = uid in self._bound_here
-        self._bound_here.pop(uid, None)
+        ours = self._bound_here.pop(uid)
         since = self._leads_since()
         decided = shoal.ANNOTATION_ALLOCATION in new.metadata.annotations
         if not ours and decided and since is not None and self._clock() - since >= QUIET_SECONDS:

@@ -56,7 +56,7 @@ class Progress:
     total: int
 
 
-#: Who wants to know how far the runs are.
+#: Is told how far the runs are.
 Listener = Callable[[Progress], None]
 #: Told of each finished task and its seconds.
 Count = Callable[[Task, float], None]
@@ -98,7 +98,7 @@ def compare_static(comparison: Comparison, processes: int, listener: Listener) -
 
 
 def compare_churn(comparison: Comparison, churn: Churn, processes: int, listener: Listener) -> list[ChurnResult]:
-    """All runs with departures; from the same start, if asked for, after a first look at whom each policy admits."""
+    """All runs with departures; from the same start, if asked for, after finding what each policy admits."""
     for workload in comparison.workloads:
         check_lifetimes(workload, churn.lifetimes)
     tasks = comparison.tasks(churn)

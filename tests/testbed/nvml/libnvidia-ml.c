@@ -220,6 +220,7 @@ nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {
     *version = state.cuda;
     return leave(failed);
 }
+nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
 nvmlReturn_t nvmlDeviceGetCount_v2(u32 *count) {
     nvmlReturn_t failed = enter(__func__);
     *count = state.card_count;
@@ -512,6 +513,17 @@ nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimi
         if (!strcmp(card->cgroups[i].path, limits->nameSpace)) limits->currentUsed = card->cgroups[i].used;
     return leave(NVML_SUCCESS);
 }
+
+/* What no card here has. Programs of others take NOT_SUPPORTED for that, and FUNCTION_NOT_FOUND for a failure. */
+#define NO_CARD_HAS(function, type) \
+    nvmlReturn_t function(nvmlDevice_t device, type *answer) { \
+        (void)answer; \
+        WITH_CARD(device, NULL); \
+        return leave(NVML_ERROR_NOT_SUPPORTED); \
+    }
+NO_CARD_HAS(nvmlDeviceGetAddressingMode, nvmlDeviceAddressingMode_t)
+NO_CARD_HAS(nvmlDeviceGetGpuFabricInfo, nvmlGpuFabricInfo_t)
+NO_CARD_HAS(nvmlDeviceGetGpuFabricInfoV, nvmlGpuFabricInfoV_t)
 
 nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set) {
     nvmlReturn_t failed = enter(__func__);

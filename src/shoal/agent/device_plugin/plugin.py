@@ -23,12 +23,12 @@ from shoal.kubelet import constants
 from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.kubelet.api import deviceplugin_pb2_grpc as rpc
 from shoal.kubelet.host_paths import HostPaths
+from shoal.model.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
 _REGISTER_SECONDS: Final = 10.0
-_FIRST_PAUSE: Final = 0.1
-_MAX_PAUSE: Final = 2.0
+_BACKOFF: Final = Backoff(first=0.1, longest=2.0)
 _OPTIONS: Final = (("grpc.max_send_message_length", constants.MAX_MESSAGE_BYTES),)
 
 Allocate = Callable[[str, Sequence[str]], Awaitable[api.ContainerAllocateResponse]]
@@ -101,7 +101,7 @@ class Plugin(rpc.DevicePluginServicer):
 
     async def run(self) -> None:
         """Serve and stay registered. While kubelet is away, try again every few seconds at most."""
-        pause = _FIRST_PAUSE
+        pause = _BACKOFF.first
         while True:
             server = grpc.aio.server(options=_OPTIONS)
             rpc.add_DevicePluginServicer_to_server(self, server)
@@ -110,12 +110,14 @@ class Plugin(rpc.DevicePluginServicer):
                 self._bind(server)
                 await server.start()
                 await self._register()
-                pause = _FIRST_PAUSE
+                pause = _BACKOFF.first
                 await self._lost.wait()
                 log.info("kubelet has let go of %s: registering again", self.resource.name)
             except _NotRegisteredError as error:
-                log.log(logging.DEBUG if pause < _MAX_PAUSE else logging.WARNING, "%s: %s", self.resource.name, error)
-                pause = min(_MAX_PAUSE, pause * 2)
+                log.log(
+                    logging.DEBUG if pause < _BACKOFF.longest else logging.WARNING, "%s: %s", self.resource.name, error
+                )
+                pause = _BACKOFF.longer(pause)
             finally:
                 self.connected.clear()
                 await server.stop(None)

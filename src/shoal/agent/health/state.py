@@ -19,6 +19,7 @@ from typing import Final
 from shoal.agent.errors import AgentConfigError
 from shoal.gpu.inventory import LOST
 from shoal.gpu.protocol import CardEvent, EventKind
+from shoal.model.backoff import Backoff
 from shoal.model.contract import nvidia
 from shoal.model.errors import shown
 
@@ -250,7 +251,7 @@ class CardHealth:
         self._cards[uuid] = replace(card, faults=faults, last=fault.seen)
 
     def _hold(self, strikes: int) -> float:
-        return min(self._rules.longest_hold, self._rules.hold * 2.0 ** max(0, strikes - 1))
+        return Backoff(self._rules.hold, self._rules.longest_hold).after(max(1, strikes))
 
 
 def _looked_at(fault: Fault, look: Look, *, away: bool) -> Fault:

@@ -16,6 +16,7 @@ from typing import Final
 from shoal.agent.health.state import CardHealth, Look
 from shoal.gpu.errors import GpuError, LostCardError
 from shoal.gpu.protocol import CardEvent, CardEvents, EventKind, Nvml, Survey
+from shoal.model.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ THREAD: Final = "gpu-health"
 CALM: Final = 30.0
 ANXIOUS: Final = 5.0
 _SHORTEST: Final = 0.1
-_FIRST_PAUSE: Final = 1.0
+_BACKOFF: Final = Backoff(first=1.0, longest=CALM)
 _COMINGS_AND_GOINGS: Final = (EventKind.LOST, EventKind.BACK)
 
 
@@ -118,18 +119,18 @@ class HealthWatch:
     # In the thread
 
     def _watch(self, tell: Callable[[Heard], None]) -> None:
-        pause = _FIRST_PAUSE
+        pause = _BACKOFF.first
         while not self._stop.is_set():
             try:
                 events = self._nvml.watch()
                 self._events = events
-                pause = _FIRST_PAUSE
+                pause = _BACKOFF.first
                 self._follow(events, tell)
             except GpuError as error:
                 log.warning("the driver reports nothing about its cards: %s", error)
                 tell(self._around())
                 self._stop.wait(pause)
-                pause = min(CALM, pause * 2)
+                pause = _BACKOFF.longer(pause)
             finally:
                 if self._events is not None:
                     self._events.close()

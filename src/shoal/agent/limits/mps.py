@@ -19,10 +19,11 @@ from typing import Final
 from shoal.agent.errors import RefusedError
 from shoal.agent.limits.tiers import Walls
 from shoal.gpu import mps as control
-from shoal.gpu.errors import GpuError, MpsError, NoMpsDaemonError
+from shoal.gpu.errors import GpuError, MpsError, MpsRefusalError, NoMpsDaemonError
 from shoal.gpu.mps import MpsDaemon, MpsHealth, MpsNamespace
 from shoal.gpu.protocol import ComputeMode, Nvml
 from shoal.kubelet.cdi import ContainerEdits, Mount
+from shoal.model.backoff import Backoff
 from shoal.model.contract import nvidia
 
 log = logging.getLogger(__name__)
@@ -34,8 +35,7 @@ _EMPTY: Final = ("nosuid", "nodev", "noexec", "mode=755", "size=64k")
 _SHARED_MEMORY: Final = "/dev/shm"
 _FOR_ALL: Final = 0o1777
 _LOOK_SECONDS: Final = 15.0
-_FIRST_PAUSE: Final = 1.0
-_MAX_PAUSE: Final = 60.0
+_BACKOFF: Final = Backoff(first=1.0, longest=60.0)
 _DIGEST_BYTES: Final = 8
 
 
@@ -84,18 +84,18 @@ class Mps:
 
     async def run(self) -> None:
         """Keep the daemon running until cancelled; it goes on after that."""
-        pause = _FIRST_PAUSE
+        pause = _BACKOFF.first
         while True:
             try:
                 await self._look()
-                pause = _FIRST_PAUSE
+                pause = _BACKOFF.first
                 self._say("")
                 self._looked.set()
             except MpsError as error:
                 self._say(f"no MPS client can be served: {error}")
                 self._looked.set()
                 await asyncio.sleep(pause)
-                pause = min(_MAX_PAUSE, pause * 2)
+                pause = _BACKOFF.longer(pause)
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._look_seconds):
@@ -122,7 +122,8 @@ class Mps:
             log.info("the MPS daemon in %s is started", self.daemon.pipe_directory)
         if self.namespaces:
             async with self._lock:
-                await self._make()
+                for name, error in (await self._make()).items():
+                    log.warning("MPS namespace %s is not as wanted: %s", name, error)
                 if self._told:
                     await self._drop()
 
@@ -174,7 +175,9 @@ class Mps:
         async with self._lock:
             self._wanted[name] = walls
             try:
-                _check(await self._make(), name, walls)
+                failed = await self._make()
+                if name in failed:
+                    raise failed[name]
             except MpsError as error:
                 self._look_now.set()
                 raise RefusedError(f"its MPS namespace could not be made: {error}") from error
@@ -204,28 +207,31 @@ class Mps:
             except MpsError as error:
                 log.info("the MPS namespace %s is left for now: %s", name, error)
 
-    async def _make(self) -> dict[str, MpsNamespace]:
-        """Make what is wanted and not there, since nothing outlives a daemon; all namespaces as they are then."""
+    async def _make(self) -> dict[str, MpsRefusalError]:
+        """Make what is wanted and not there, since nothing outlives a daemon; the namespaces that are not as wanted.
+
+        One that cannot be made does not hold up the others.
+        """
         if SERVER not in control.parse_servers(await self.daemon.tell(control.list_servers())):
             await self.daemon.tell(control.create_server(SERVER))
         present = await self._present()
-        made = {name: walls for name, walls in self._wanted.items() if name not in present}
-        for name, walls in made.items():
-            await self.daemon.tell(control.create_namespace(name, server=SERVER))
+        made = [name for name in self._wanted if name not in present]
+        failed: dict[str, MpsRefusalError] = {}
+        for name in made:
             try:
-                await self._limit(name, walls)
-            except MpsError:
-                await self._discard(name)
-                raise
+                await self.daemon.tell(control.create_namespace(name, server=SERVER))
+                await self._limit(name, self._wanted[name])
+            except MpsRefusalError as error:
+                failed[name] = error
         if made:
             present = await self._present()
-        for name, walls in made.items():
-            try:
-                _check(present, name, walls)
-            except MpsError:
-                await self._discard(name)
-                raise
-        return present
+        for name, walls in self._wanted.items():
+            if name not in failed and (difference := _difference(present.get(name), walls)):
+                failed[name] = MpsRefusalError(f"{difference}: see the log of the MPS daemon")
+        for name in set(made) & set(failed) & set(present):
+            # Without its limits it must not be found, and taken for ready, the next time.
+            await self.daemon.tell(control.delete_namespace(name, server=SERVER, force=True))
+        return failed
 
     async def _limit(self, name: str, walls: Walls) -> None:
         memory = _memory(walls)
@@ -236,21 +242,16 @@ class Mps:
                 )
             )
 
-    async def _discard(self, name: str) -> None:
-        """Remove a namespace without its limits: it must not be found, and taken for ready, the next time."""
-        await self.daemon.tell(control.delete_namespace(name, server=SERVER, force=True))
-
     async def _present(self) -> dict[str, MpsNamespace]:
         answer = await self.daemon.tell(control.list_namespaces(SERVER))
         return {namespace.name: namespace for namespace in control.parse_namespaces(answer)}
 
 
-def _check(present: Mapping[str, MpsNamespace], name: str, walls: Walls) -> None:
-    """MpsError unless the daemon tells of the namespace with these limits."""
-    if name not in present:
-        raise MpsError(f"the MPS daemon was told to make namespace {name} and has none: see its log")
-    if difference := present[name].difference(memory_mib=_memory(walls), threads=walls.threads):
-        raise MpsError(f"{difference}: see the log of the MPS daemon")
+def _difference(found: MpsNamespace | None, walls: Walls) -> str:
+    """What is not as wanted of a container's namespace, in words."""
+    if found is None:
+        return "the MPS daemon was told to make it and has none"
+    return found.difference(memory_mib=_memory(walls), threads=walls.threads)
 
 
 def _memory(walls: Walls) -> int | None:

@@ -11,6 +11,7 @@ from shoal.agent.config import AgentConfig
 from shoal.gpu import inventory
 from shoal.gpu.errors import GpuError
 from shoal.gpu.protocol import Nvml, Survey
+from shoal.model.backoff import Backoff
 from shoal.model.gpu import Gpu
 
 log = logging.getLogger(__name__)
@@ -18,8 +19,7 @@ log = logging.getLogger(__name__)
 #: Opens the driver; NoDriverError while there is none.
 OpenDriver = Callable[[], Nvml]
 
-_FIRST_PAUSE: Final = 1.0
-_MAX_PAUSE: Final = 15.0
+_BACKOFF: Final = Backoff(first=1.0, longest=15.0)
 
 
 class NodeCards:
@@ -40,7 +40,7 @@ class NodeCards:
 
     async def wait(self, told: Callable[[], None]) -> None:
         """Return when there are cards. `told` is called each time there is another reason to wait."""
-        pause = _FIRST_PAUSE
+        pause = _BACKOFF.first
         while True:
             before = self.waiting
             try:
@@ -54,7 +54,7 @@ class NodeCards:
                 log.warning("waiting: %s", self.waiting)
                 told()
             await asyncio.sleep(pause)
-            pause = min(_MAX_PAUSE, pause * 2)
+            pause = _BACKOFF.longer(pause)
 
     def open(self) -> None:
         """Open the driver and look at its cards, once; GpuError if there is none."""

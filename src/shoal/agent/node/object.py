@@ -15,13 +15,13 @@ from shoal.kube.reflector import Reflector
 from shoal.kube.resources import NODES
 from shoal.kube.store import Change
 from shoal.model import quantity
+from shoal.model.backoff import Backoff
 from shoal.model.contract import gpushare
 from shoal.model.errors import QuantityError
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE: Final = 0.5
-_MAX_PAUSE: Final = 30.0
+_BACKOFF: Final = Backoff(first=0.5, longest=30.0)
 
 
 class NodeObject:
@@ -93,17 +93,17 @@ class NodeObject:
 
     async def run(self) -> None:
         """Write whatever differs."""
-        pause = _FIRST_PAUSE
+        pause = _BACKOFF.first
         while True:
             await self._wake.wait()
             self._wake.clear()
             try:
                 await self.settle()
-                pause = _FIRST_PAUSE
+                pause = _BACKOFF.first
             except KubeError as error:
                 log.warning("node %s: %s", self.name, error)
                 await asyncio.sleep(pause)
-                pause = min(_MAX_PAUSE, pause * 2)
+                pause = _BACKOFF.longer(pause)
                 self._wake.set()
 
     async def settle(self) -> None:

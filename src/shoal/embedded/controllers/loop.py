@@ -27,12 +27,12 @@ from shoal.embedded.registry import Registry
 from shoal.embedded.selectors import matches_selector
 from shoal.embedded.store import Key, Object, key_of
 from shoal.embedded.writes import ACTING
+from shoal.model.backoff import Backoff
 
 # Keys to look at: each once, however often it is asked for, now or at a later moment.
 
 
-_FIRST_RETRY: Final = 0.005
-_LONGEST_RETRY: Final = 1000.0
+_BACKOFF: Final = Backoff(first=0.005, longest=1000.0)
 #: After a look that found nothing to make or delete a key rests this many times as long as the look took, so that a
 #: flood of changes is seen in batches.
 _REST: Final = 3.0
@@ -69,9 +69,8 @@ class Queue:
 
     def retry(self, item: Item, now: float) -> None:
         """Look at it again after a refusal, ever later."""
-        count = self._refusals.get(item, 0)
-        self._refusals[item] = count + 1
-        self.add_at(item, now + min(_FIRST_RETRY * 2 ** min(count, 30), _LONGEST_RETRY))
+        self._refusals[item] = self._refusals.get(item, 0) + 1
+        self.add_at(item, now + _BACKOFF.after(self._refusals[item]))
 
     def succeeded(self, item: Item) -> None:
         """The next refusal is the first again."""

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from shoal.model.bounded_cache import BoundedCache
 from shoal.model.gpu import Gpu
 from shoal.placement.classes import PodClass
 from shoal.placement.columns import ALIVE, SHARES, BoolArray, Rows
@@ -31,7 +32,7 @@ class EmptyNodes:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._card_fit = CardFit()
-        self._known: dict[PodClass, dict[_Key, bool]] = {}
+        self._known: BoundedCache[PodClass, BoundedCache[_Key, bool]] = BoundedCache(_CLASSES)
 
     def refuse(self, pod_class: PodClass, rows: Rows) -> BoolArray:
         """For each of these nodes, whether it could not take the pod even if nobody else were there."""
@@ -47,29 +48,15 @@ class EmptyNodes:
             return np.zeros(len(rows), np.bool_)  # cards of one make are not alike then, or sets too many to tell apart
         # The makes of a node's cards, slot by slot, as the digits of one number.
         keys = columns.code[rows] // SHARES @ base ** np.arange(columns.slots, dtype=np.int64)
-        known = self._answers(pod_class)
+        known = self._known.of(pod_class, lambda: BoundedCache(_SETS))
         if len(keys) and (keys == keys[0]).all():
             return np.full(len(keys), self._answer(known, pod_class, (base, int(keys[0]))))
         sets, places = np.unique(keys, return_inverse=True)
         answers = [self._answer(known, pod_class, (base, key)) for key in sets.tolist()]
         return np.array(answers, np.bool_)[places]
 
-    def _answer(self, known: dict[_Key, bool], pod_class: PodClass, key: _Key) -> bool:
-        answer = known.get(key)
-        if answer is None:
-            if len(known) >= _SETS:
-                known.clear()
-            answer = known[key] = not self._card_fit.fits(self._node(key), pod_class)
-        return answer
-
-    def _answers(self, pod_class: PodClass) -> dict[_Key, bool]:
-        known = self._known.pop(pod_class, None)
-        if known is None:
-            known = {}
-            if len(self._known) >= _CLASSES:
-                del self._known[next(iter(self._known))]
-        self._known[pod_class] = known
-        return known
+    def _answer(self, known: BoundedCache[_Key, bool], pod_class: PodClass, key: _Key) -> bool:
+        return known.of(key, lambda: not self._card_fit.fits(self._node(key), pod_class))
 
     def _node(self, key: _Key) -> NodeLedger:
         base, rest = key

@@ -20,12 +20,13 @@ from typing import Final
 import numpy as np
 
 from shoal.kube.objects.pod import Pod
+from shoal.model.bounded_cache import BoundedCache
 from shoal.model.request import Request
 from shoal.placement.columns import BoolArray
 from shoal.placement.errors import PolicyError
 from shoal.scheduler.state.cluster_state import ClusterState
 
-#: The oldest are forgotten first; kube-scheduler comes back to them by itself.
+#: Pods that are remembered; kube-scheduler comes back to the others by itself.
 MOST: Final = 1000
 #: Pointed out at a time: each is a write, and a question of kube-scheduler.
 AT_ONCE: Final = 50
@@ -45,7 +46,7 @@ class RefusedPods:
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._pods: dict[str, _RefusedPod] = {}
+        self._pods: BoundedCache[str, _RefusedPod] = BoundedCache(MOST)
         #: The version of the ledger in which none of the pods fits.
         self._looked_at = -1
 
@@ -54,13 +55,11 @@ class RefusedPods:
 
     def add(self, pod: Pod, among: BoolArray) -> None:
         """The pod fits on none of these rows."""
-        self._pods[pod.metadata.uid] = _RefusedPod(pod, among)
-        if len(self._pods) > MOST:
-            del self._pods[next(iter(self._pods))]
+        self._pods.put(pod.metadata.uid, _RefusedPod(pod, among))
 
     def drop(self, uid: str) -> None:
         """The pod is asked for again."""
-        self._pods.pop(uid, None)
+        self._pods.pop(uid)
 
     def asked(self, uid: str) -> BoolArray | None:
         """The rows the pod was asked for and refused on; None when it was not refused."""
@@ -120,8 +119,8 @@ class WatchLag:
         self._short = short
         self._clock = clock
         self._seconds = seconds
-        #: Since when pods have met such nodes, the oldest first.
-        self._since: dict[str, float] = {}
+        #: Since when pods have met such nodes.
+        self._since: BoundedCache[str, float] = BoundedCache(MOST)
 
     def is_likely(self, pod: Pod, offered: Collection[int]) -> bool:
         """Whether the pod may have room elsewhere than on the offered rows, where others would be evicted for it."""
@@ -133,9 +132,7 @@ class WatchLag:
         fits = self._refused.fits(pod)[: len(asked)]
         ahead[: len(fits)] |= asked[: len(fits)] & fits
         if not set(np.flatnonzero(ahead).tolist()).difference(offered):
-            self._since.pop(uid, None)
+            self._since.pop(uid)
             return False
-        since = self._since.setdefault(uid, self._clock())
-        if len(self._since) > MOST:
-            del self._since[next(iter(self._since))]
+        since = self._since.of(uid, self._clock)
         return self._clock() - since < self._seconds

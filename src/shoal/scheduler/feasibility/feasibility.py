@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from shoal.kube.objects.pod import Pod
+from shoal.model.bounded_cache import BoundedCache
 from shoal.placement.columns import BoolArray, FloatArray
 from shoal.scheduler.feasibility.filters import Rejection, Rejections, pod_affinity, topology_spread, volumes
 from shoal.scheduler.feasibility.filters import nodes as node_filters
@@ -61,7 +62,7 @@ class _Findings:
 
     def __init__(self, constraints: PodConstraints) -> None:
         self.constraints = constraints
-        self.verdicts: dict[_LabelEffects, tuple[int, Verdict]] = {}
+        self.verdicts: BoundedCache[_LabelEffects, tuple[int, Verdict]] = BoundedCache(_EFFECTS)
         #: What it was weighed from, for which rows, and the outcome.
         self.favour: tuple[tuple[object, ...], BoolArray, FloatArray | None] | None = None
         self._found: dict[str, tuple[tuple[object, ...], object]] = {}
@@ -79,9 +80,11 @@ class Feasibility:
 
     def __init__(self, tables: ClusterTables) -> None:
         self._tables = tables
-        self._findings: dict[PodConstraints, _Findings] = {}
-        self._meant: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[ExistingTerm, ...]] = {}
-        self._meant_version = -1
+        self._findings: BoundedCache[PodConstraints, _Findings] = BoundedCache(_CONSTRAINTS)
+        #: The terms of pods on nodes that match a namespace and labels, as of a version of the terms.
+        self._terms: BoundedCache[tuple[str, tuple[tuple[str, str], ...]], tuple[ExistingTerm, ...]]
+        self._terms = BoundedCache(_LABELS)
+        self._terms_version = -1
 
     def verdict(self, pod: Pod) -> Verdict:
         """Where the pod may run. The pod itself must not be among the cluster's."""
@@ -92,9 +95,7 @@ class Feasibility:
             return known[1]
         verdict = self._judge(findings, effects)
         verdict.allowed.flags.writeable = False
-        if len(findings.verdicts) >= _EFFECTS:
-            findings.verdicts.clear()
-        findings.verdicts[effects] = (self._tables.version, verdict)
+        findings.verdicts.put(effects, (self._tables.version, verdict))
         return verdict
 
     def fits_without(self, pod: Pod, row: int, gone: Collection[str]) -> bool:
@@ -148,13 +149,7 @@ class Feasibility:
 
     def _findings_for(self, pod: Pod) -> _Findings:
         constraints = self._tables.reader.constraints(pod)
-        findings = self._findings.pop(constraints, None)
-        if findings is None:
-            findings = _Findings(constraints)
-            if len(self._findings) >= _CONSTRAINTS:
-                del self._findings[next(iter(self._findings))]
-        self._findings[constraints] = findings
-        return findings
+        return self._findings.of(constraints, lambda: _Findings(constraints))
 
     def _label_effects(self, pod: Pod, constraints: PodConstraints) -> _LabelEffects:
         labels = pod.metadata.labels
@@ -166,14 +161,11 @@ class Feasibility:
 
     def _existing_terms(self, namespace: str, pod: Pod) -> tuple[ExistingTerm, ...]:
         pods = self._tables.pods
-        if self._meant_version != pods.terms_version or len(self._meant) >= _LABELS:
-            self._meant.clear()
-            self._meant_version = pods.terms_version
-        key = (namespace, tuple(pod.metadata.labels.items()))
-        found = self._meant.get(key)
-        if found is None:
-            found = self._meant[key] = pods.existing_terms_for(namespace, pod.metadata.labels)
-        return found
+        if self._terms_version != pods.terms_version:
+            self._terms.clear()
+            self._terms_version = pods.terms_version
+        labels = pod.metadata.labels
+        return self._terms.of((namespace, tuple(labels.items())), lambda: pods.existing_terms_for(namespace, labels))
 
     # The filters, each asked again only when what it reads has changed
 

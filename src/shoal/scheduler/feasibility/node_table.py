@@ -15,6 +15,8 @@ import numpy as np
 from shoal.kube.objects.node import Node, Taint
 from shoal.kube.objects.pod import Toleration
 from shoal.kube.selectors import NodeSelector, NodeSelectorTerm, Requirement
+from shoal.kube.taints import NO_EXECUTE, NO_SCHEDULE, PREFER_NO_SCHEDULE, untolerated
+from shoal.model.bounded_cache import BoundedCache
 from shoal.model.contract import kubernetes
 from shoal.model.errors import QuantityError
 from shoal.placement.columns import BoolArray, FloatArray, IntArray
@@ -26,9 +28,8 @@ _ROWS: Final = 64
 #: Masks remembered.
 _MASKS: Final = 2048
 
-_KEEP_AWAY: Final = ("NoSchedule", "NoExecute")
-_AVOID: Final = "PreferNoSchedule"
-_CORDON: Final = Taint(key=kubernetes.TAINT_UNSCHEDULABLE, effect="NoSchedule")
+_KEEP_AWAY: Final = (NO_SCHEDULE, NO_EXECUTE)
+_CORDON: Final = Taint(key=kubernetes.TAINT_UNSCHEDULABLE, effect=NO_SCHEDULE)
 
 
 class NodeTable:
@@ -42,8 +43,9 @@ class NodeTable:
         self._names: ValueColumn[str] = ValueColumn(None for _ in range(_ROWS))
         self._taints: ValueColumn[tuple[Taint, ...]] = ValueColumn(None for _ in range(_ROWS))
         self._labels: dict[str, ValueColumn[str]] = {}
-        self._masks: dict[Hashable, BoolArray] = {}
-        self._avoided: dict[Hashable, FloatArray | None] = {}
+        self._masks: BoundedCache[Hashable, BoolArray] = BoundedCache(_MASKS)
+        #: By tolerations: how many taints ask to stay away, in a tuple that is empty when none does.
+        self._avoided: BoundedCache[Hashable, tuple[FloatArray, ...]] = BoundedCache(_MASKS)
         #: Grows when labels, taints, names or the cordon of a node change.
         self.version = 0
 
@@ -197,47 +199,27 @@ class NodeTable:
         key = ("tolerated", tolerations)
         mask = self._masks.get(key)
         if mask is None:
-            mask = self._taints.where(lambda taints: not _untolerated(taints, tolerations, _KEEP_AWAY)) & self.alive
+            mask = self._taints.where(lambda taints: not untolerated(taints, tolerations, _KEEP_AWAY)) & self.alive
             self._remember(key, mask)
         return mask
 
     def avoided(self, tolerations: tuple[Toleration, ...]) -> FloatArray | None:
         """How many taints of each node ask such pods to stay away; None when no taint does."""
-        if tolerations not in self._avoided:
-            count = self._taints.counts(lambda taints: _untolerated(taints, tolerations, (_AVOID,)))
-            if len(self._avoided) >= _MASKS:
-                self._avoided.clear()
-            self._avoided[tolerations] = count if count.any() else None
-        return self._avoided[tolerations]
+
+        def count() -> tuple[FloatArray, ...]:
+            counts = self._taints.counts(lambda taints: len(untolerated(taints, tolerations, (PREFER_NO_SCHEDULE,))))
+            return (counts,) if counts.any() else ()
+
+        return next(iter(self._avoided.of(tolerations, count)), None)
 
     def _remember(self, key: Hashable, mask: BoolArray) -> None:
-        if len(self._masks) >= _MASKS:
-            self._masks.clear()
         mask.flags.writeable = False
-        self._masks[key] = mask
+        self._masks.put(key, mask)
 
 
 def tolerates_cordon(tolerations: tuple[Toleration, ...]) -> bool:
     """Whether such pods may go to nodes that take no new ones."""
-    return _untolerated((_CORDON,), tolerations, _KEEP_AWAY) == 0
-
-
-def _untolerated(taints: Iterable[Taint], tolerations: tuple[Toleration, ...], effects: tuple[str, ...]) -> int:
-    return sum(
-        taint.effect in effects and not any(_tolerates(toleration, taint) for toleration in tolerations)
-        for taint in taints
-    )
-
-
-def _tolerates(toleration: Toleration, taint: Taint) -> bool:
-    if toleration.effect and toleration.effect != taint.effect:
-        return False
-    if toleration.key and toleration.key != taint.key:
-        return False
-    if toleration.operator in ("", "Equal"):
-        return toleration.value == taint.value
-    # Lt and Gt are behind a gate that is off: they tolerate nothing.
-    return toleration.operator == "Exists"
+    return not untolerated((_CORDON,), tolerations, _KEEP_AWAY)
 
 
 def _where(column: ValueColumn[str], requirement: Requirement) -> BoolArray:

@@ -11,16 +11,17 @@ running pod that only its status tells about is not looked at.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from shoal.kube.objects.pod import Container, Pod, PodSpec, Quantities, Toleration
 from shoal.kube.selectors import NodeSelector, NodeSelectorTerm, labels_term, node_selector, node_term
 from shoal.model import quantity
+from shoal.model.bounded_cache import BoundedCache
 from shoal.model.contract import gpushare, keti, kubernetes
 from shoal.model.errors import QuantityError
 from shoal.model.request import ContainerKind, phases
@@ -196,29 +197,12 @@ class PodConstraints:
     fault: tuple[str, str] | None = None
 
 
-class Templates(Generic[T]):
-    """One answer per key, for the keys used last."""
-
-    def __init__(self, size: int = _TEMPLATES) -> None:
-        self._size = size
-        self._known: dict[bytes, T] = {}
-
-    def of(self, key: bytes, read: Callable[[], T]) -> T:
-        found = self._known.pop(key, None)
-        if found is None:
-            found = read()
-            if len(self._known) >= self._size:
-                del self._known[next(iter(self._known))]
-        self._known[key] = found
-        return found
-
-
 class PodReader:
     """Reads pods, each template once."""
 
     def __init__(self) -> None:
-        self._infos: Templates[PodInfo] = Templates()
-        self._constraints: Templates[PodConstraints] = Templates()
+        self._infos: BoundedCache[bytes, PodInfo] = BoundedCache(_TEMPLATES)
+        self._constraints: BoundedCache[bytes, PodConstraints] = BoundedCache(_TEMPLATES)
 
     def info(self, pod: Pod) -> PodInfo:
         """The pod as other pods have to know it."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from shoal.kube.objects.pod import Pod
 from shoal.kube.selectors import Labels, LabelSelector
+from shoal.model.bounded_cache import BoundedCache
 from shoal.placement.columns import IntArray
 from shoal.scheduler.feasibility.affinity import PodAffinityTerm, PodSelector, WeightedPodAffinityTerm
 from shoal.scheduler.feasibility.columns import SmallArray, grown
@@ -160,7 +161,8 @@ class PodTable:
         #: How many pods of a row mount a claim, by its namespace and name.
         self.claims: dict[tuple[str, str], dict[int, int]] = {}
         self._alike_pods: dict[_LabelKey, AlikePods] = {}
-        self._matching_pods: dict[tuple[tuple[PodSelector, ...], bool], MatchingPods] = {}
+        self._matching_pods: BoundedCache[tuple[tuple[PodSelector, ...], bool], MatchingPods]
+        self._matching_pods = BoundedCache(_SELECTORS, dropped=self._count_no_more)
         self._matching_index: SelectorIndex[MatchingPods] = SelectorIndex()
         self._existing_terms: dict[WeightedPodAffinityTerm, ExistingTerm] = {}
         self._term_index: SelectorIndex[ExistingTerm] = SelectorIndex()
@@ -269,14 +271,9 @@ class PodTable:
 
     def matching(self, pod_selectors: tuple[PodSelector, ...], *, terminating: bool) -> MatchingPods:
         """How many pods all of these selectors match, by row; counted from now on."""
-        key = (pod_selectors, terminating)
-        matching = self._matching_pods.pop(key, None)
-        if matching is None:
-            matching = self._new_matching(pod_selectors, terminating)
-            if len(self._matching_pods) >= _SELECTORS:
-                self._drop_matching(next(iter(self._matching_pods)))
-        self._matching_pods[key] = matching
-        return matching
+        return self._matching_pods.of(
+            (pod_selectors, terminating), lambda: self._new_matching(pod_selectors, terminating)
+        )
 
     def _new_matching(self, pod_selectors: tuple[PodSelector, ...], terminating: bool) -> MatchingPods:
         matching = MatchingPods(pod_selectors, terminating, np.zeros(self._size, np.int32))
@@ -288,8 +285,7 @@ class PodTable:
                     matching.counts[row] += pods
         return matching
 
-    def _drop_matching(self, key: tuple[tuple[PodSelector, ...], bool]) -> None:
-        matching = self._matching_pods.pop(key)
+    def _count_no_more(self, matching: MatchingPods) -> None:
         self._matching_index.remove(matching, matching.pod_selectors[0].label_selector)
         for alike in self._alike_pods.values():
             if matching in alike.matching_pods:
@@ -332,8 +328,11 @@ class PodTable:
         else:
             self._namespaces[name] = labels
         self.terms_version += 1
-        for key in [key for key in self._matching_pods if any(a.namespace_selector.requirements for a in key[0])]:
-            self._drop_matching(key)
+        for key in list(self._matching_pods):
+            if any(each.namespace_selector.requirements for each in key[0]):
+                matching = self._matching_pods.pop(key)
+                assert matching is not None
+                self._count_no_more(matching)
         return True
 
     # What if

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
+from shoal.model.backoff import Backoff
 from shoal.scheduler.cluster_events import ClusterEvent
 from shoal.scheduler.queue.order import ActiveQueue, Heap, Key, Standing, turn
 
-#: The pause after the first failed try doubles with each further one, up to the longest.
-FIRST_BACKOFF: Final = 1.0
-MAX_BACKOFF: Final = 10.0
+#: The pauses after failed tries: kube-scheduler's.
+BACKOFF: Final = Backoff(first=1.0, longest=10.0)
 #: When no pod of a class was tried for this long, the one that waited longest is, in case an event was missed.
 SWEEP_AFTER: Final = 300.0
 
@@ -70,11 +70,6 @@ class QueuedPod:
 
 
 Where = Callable[[QueuedPod], bool]
-
-
-def backoff(attempts: int) -> float:
-    """The pause after so many tries."""
-    return min(MAX_BACKOFF, FIRST_BACKOFF * 2.0 ** min(attempts - 1, 10)) if attempts else 0.0
 
 
 class SchedulingQueue:
@@ -245,7 +240,7 @@ class SchedulingQueue:
         entry = self._flight.get(uid)
         if entry is not None:
             self._lift(entry)
-            entry.due = now + backoff(entry.pod.attempts)
+            entry.due = now + BACKOFF.after(entry.pod.attempts)
         return entry
 
     def _ready(self, entry: _QueueEntry) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from shoal.kube.objects.pod import Pod
+from shoal.model.bounded_cache import BoundedCache
 from shoal.model.contract import keti
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import RequestError
@@ -29,27 +30,17 @@ class Requests:
 
     def __init__(self, unit: MemoryUnit) -> None:
         self._unit = unit
-        self._known: dict[bytes, Request | str] = {}
+        self._known: BoundedCache[bytes, Request | str] = BoundedCache(_TEMPLATES)
         #: The pod asked about last: one decision asks several times.
         self._last: tuple[Pod | None, Request | str] = (None, "")
 
     def of(self, pod: Pod) -> Request:
         """The pod's request. Raises RequestError when it cannot be met as written."""
         if self._last[0] is not pod:
-            self._last = (pod, self._look_up(pod))
+            self._last = (pod, self._known.of(template_key(pod), lambda: self._read(pod)))
         known = self._last[1]
         if isinstance(known, str):
             raise RequestError(known)
-        return known
-
-    def _look_up(self, pod: Pod) -> Request | str:
-        key = template_key(pod)
-        known = self._known.pop(key, None)
-        if known is None:
-            known = self._read(pod)
-            if len(self._known) >= _TEMPLATES:
-                del self._known[next(iter(self._known))]
-        self._known[key] = known
         return known
 
     def _read(self, pod: Pod) -> Request | str:

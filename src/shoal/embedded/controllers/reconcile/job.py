@@ -29,6 +29,7 @@ from shoal.embedded.kinds import JOBS, PODS
 from shoal.embedded.patch.json_values import copied
 from shoal.embedded.registry import timestamp
 from shoal.embedded.store import Object
+from shoal.model.backoff import Backoff
 
 # The indexes of an Indexed Job: sets of numbers, and the text that a status keeps them in (`0-2,4,7,8`).
 
@@ -107,8 +108,7 @@ def indexed(pod: Object, job: str, index: int) -> Object:
 
 TRACKING: Final = "batch.kubernetes.io/job-tracking"
 _OURS: Final = "kubernetes.io/job-controller"
-_FIRST_DELAY: Final = timedelta(seconds=10)
-_LONGEST_DELAY: Final = timedelta(minutes=10)
+_BACKOFF: Final = Backoff(first=10.0, longest=600.0)
 _REACHED: Final = ("CompletionsReached", "Reached expected number of succeeded pods")
 _TOO_MANY_FAILED: Final = ("BackoffLimitExceeded", "Job has reached the specified backoff limit")
 _TOO_LATE: Final = ("DeadlineExceeded", "Job was active longer than specified deadline")
@@ -125,8 +125,7 @@ class Failures:
         """When the next pod may be made."""
         if not self.count or self.last is None:
             return None
-        longer: timedelta = _FIRST_DELAY * 2 ** min(self.count - 1, 16)
-        return self.last + min(longer, _LONGEST_DELAY)
+        return self.last + timedelta(seconds=_BACKOFF.after(self.count))
 
 
 def reconcile(job: Object, owned: Owned, now: datetime) -> list[Action]:

@@ -139,16 +139,15 @@ class PodRun:
     def _expired(self, one: ContainerRun, ended: datetime) -> bool:
         """A container that ran for long starts anew."""
         since = one.back_off_at
-        return since is not None and (ended - since).total_seconds() > 2 * self._timing.max_back_off
+        return since is not None and (ended - since).total_seconds() > 2 * self._timing.back_off.longest
 
     def begun(self, name: str, now: datetime, container_id: str, plan: Plan) -> None:
         """A container has been created and started."""
         one = self.containers[name]
         ended = one.state if isinstance(one.state, Ended) else one.last
         if ended is not None:
-            longer = min(2 * one.back_off, self._timing.max_back_off)
-            fresh = not one.back_off or self._expired(one, ended.finished)
-            one.back_off = self._timing.back_off if fresh else longer
+            fresh = self._expired(one, ended.finished)
+            one.back_off = self._timing.back_off.longer(0.0 if fresh else one.back_off)
             one.back_off_at = now
             one.last = ended
             one.previous_log = one.log

@@ -10,18 +10,19 @@ from typing import Any, Final
 
 from shoal.embedded.nodes.clock import Clock
 from shoal.embedded.nodes.pods.workload import Plan
+from shoal.model.backoff import Backoff
 from shoal.model.request import ContainerKind
 
 CRASH_LOOP: Final = "CrashLoopBackOff"
 _REASONS: Final = {0: "Completed"}
+_BACKOFF: Final = Backoff(first=10.0, longest=300.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     """kubelet's intervals, in seconds."""
 
-    back_off: float = 10.0
-    max_back_off: float = 300.0
+    back_off: Backoff = _BACKOFF
     #: Until a container that could not be created is tried again.
     retry: float = 10.0
     #: Until a container starts once it is decided on; the real thing takes about a second.

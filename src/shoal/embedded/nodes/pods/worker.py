@@ -29,13 +29,13 @@ from shoal.embedded.store import Object
 from shoal.embedded.writes import ACTING
 from shoal.kubelet.cdi import ContainerEdits, DeviceNode, Mount, resolve
 from shoal.kubelet.errors import CdiError
+from shoal.model.contract import kubernetes
 
 log = logging.getLogger(__name__)
 _NOT_STARTED: Final = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
     "unable to start container process: error during container init"
 )
-_OVER: Final = ("Succeeded", "Failed")
 #: Seconds that the containers of a pod have to end whose object has vanished.
 _VANISHED_GRACE: Final = 1.0
 #: The hooks that come before a container's program, in their order.
@@ -174,7 +174,7 @@ class PodWorker:
         if self._gone:
             self._site.release(self.uid)
             return None
-        if self._told_status is None or (self.pod.get("status") or {}).get("phase") not in _OVER:
+        if self._told_status is None or (self.pod.get("status") or {}).get("phase") not in kubernetes.FINISHED_PHASES:
             self._lied_at = None
             return None
         self._site.release(self.uid)
