@@ -173,12 +173,19 @@ def test_unknown_fields_go_and_known_ones_stay() -> None:
     content = {
         "metadata": {"name": "p", "managedFields": [{"manager": "x"}], "creationTimestamp": None},
         "spec": {"affinity": {"nodeAffinity": {"a": [1]}}, "volumes": [{"name": "v", "emptyDir": {}}], "nodeName": "n"},
-        "status": {"podIP": "10.0.0.1", "containerStatuses": [{"name": "c", "containerID": "containerd://x"}]},
+        "status": {
+            "podIP": "10.0.0.1",
+            "startTime": "2026-01-01T00:00:00Z",
+            "containerStatuses": [{"name": "c", "containerID": "containerd://x"}],
+        },
     }
     slim = codec_of(Pod).one(json.dumps(content).encode(), asked="test")
     assert json.loads(json.dumps(manifest_of(slim))) == {
         "metadata": {"name": "p"},
         "spec": {"affinity": {"nodeAffinity": {"a": [1]}}, "volumes": [{"name": "v"}], "nodeName": "n"},
-        "status": {"podIP": "10.0.0.1", "containerStatuses": [{"name": "c", "containerID": "containerd://x"}]},
+        "status": {
+            "startTime": "2026-01-01T00:00:00Z",
+            "containerStatuses": [{"name": "c", "containerID": "containerd://x"}],
+        },
     }
     assert meta_of(slim).name == meta_of({"metadata": {"name": "p"}}).name

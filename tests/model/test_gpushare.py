@@ -319,31 +319,6 @@ def test_container_env_on_several_cards_keeps_the_fraction() -> None:
     }
 
 
-def test_failure_env() -> None:
-    assert gpushare.failure_env(3, card_units=15, unit=MemoryUnit.GIB) == {
-        "NVIDIA_VISIBLE_DEVICES": "no-gpu-has-3GiB-to-run",
-        "ALIYUN_COM_GPU_MEM_IDX": "-1",
-        "ALIYUN_COM_GPU_MEM_POD": "3",
-        "ALIYUN_COM_GPU_MEM_CONTAINER": "3",
-        "ALIYUN_COM_GPU_MEM_DEV": "15",
-    }
-
-
-@given(st.uuids(), st.integers(0, 100_000))
-def test_device_ids(uuid: object, number: int) -> None:
-    device = gpushare.device_id(f"GPU-{uuid}", number)
-    assert device == f"GPU-{uuid}-_-{number}"
-    assert gpushare.parse_device_id(device) == (f"GPU-{uuid}", number)
-
-
-@pytest.mark.parametrize(
-    "device", ["", "GPU-a", "-_-1", "GPU-a-_-", "GPU-a-_-x", "GPU-a-_--1", "GPU-a-_-1 ", "GPU-a-1"]
-)
-def test_bad_device_ids(device: str) -> None:
-    with pytest.raises(CodecError, match="device id"):
-        gpushare.parse_device_id(device)
-
-
 def test_memory_unit() -> None:
     assert MemoryUnit.parse("GiB") is MemoryUnit.GIB
     assert MemoryUnit.parse("MiB") is MemoryUnit.MIB

@@ -277,19 +277,6 @@ def test_container_env() -> None:
     assert keti.container_env(container("main", "b", Share(clients=1))) == {"NVIDIA_VISIBLE_DEVICES": "GPU-b"}
 
 
-@given(st.uuids(), st.integers(0, 47))
-def test_device_ids(uuid: object, number: int) -> None:
-    device = keti.device_id(f"GPU-{uuid}", number)
-    assert device == f"GPU-{uuid}-{number}"
-    assert keti.parse_device_id(device) == (f"GPU-{uuid}", number)
-
-
-@pytest.mark.parametrize("device", ["", "GPU", "-1", "GPU-a", "GPU-a-", "GPU-a-1x"])
-def test_bad_device_ids(device: str) -> None:
-    with pytest.raises(CodecError, match="device id"):
-        keti.parse_device_id(device)
-
-
 def test_init_containers_have_cards_too() -> None:
     manifest = pod({"UUID": "GPU-a"}, main=1)
     manifest["spec"]["initContainers"] = [{"name": "warm", "resources": {"limits": {"keti.com/mpsgpu": 1}}}]

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 
-class _Loader(yaml.SafeLoader):
+class _JoiningLoader(yaml.SafeLoader):
     """YAML's safe loader, with surrogates joined."""
 
     def construct_scalar(self, node: Any) -> Any:
@@ -21,7 +21,7 @@ class _Loader(yaml.SafeLoader):
 def documents(text: str | bytes) -> list[Any]:
     """All documents of a text. Raises ValueError for what is no YAML."""
     try:
-        return list(yaml.load_all(text, Loader=_Loader))
+        return list(yaml.load_all(text, Loader=_JoiningLoader))
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from error
 

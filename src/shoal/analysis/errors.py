@@ -13,7 +13,7 @@ class SnapshotError(AnalysisError):
     """A file that cannot be written, or is no snapshot that can be read."""
 
 
-class WorkloadError(AnalysisError):
+class WorkloadFileError(AnalysisError):
     """A file that holds no pods."""
 
 

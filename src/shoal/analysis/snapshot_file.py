@@ -32,25 +32,12 @@ from shoal.kube.objects.policy import PodDisruptionBudget
 from shoal.kube.objects.storage import PersistentVolume, PersistentVolumeClaim, StorageClass
 from shoal.kube.resources import key_of
 from shoal.model.contract import gpushare, groups, keti, kubernetes, shoal
+from shoal.model.contract.decisions import DECISION_ANNOTATIONS
 from shoal.model.errors import shown
 from shoal.model.pod import ANNOTATIONS_READ
 from shoal.placement.errors import PolicyError
 from shoal.placement.policies import policy_named
 
-#: On a pod: the decision, whoever made it.
-_DECISION: Final = frozenset(
-    {
-        shoal.ANNOTATION_ALLOCATION,
-        gpushare.ANNOTATION_ALLOCATION,
-        gpushare.ANNOTATION_COMPUTE,
-        gpushare.NAME_INDEX,
-        gpushare.NAME_CARD,
-        gpushare.NAME_POD,
-        gpushare.ANNOTATION_ASSIGNED,
-        gpushare.ANNOTATION_ASSUME_TIME,
-        keti.ANNOTATION_UUID,
-    }
-)
 #: On a pod: what it asks for besides its resources, and its group.
 _ASKED: Final = frozenset(
     {
@@ -77,7 +64,8 @@ _VOLUMES: Final = frozenset(
 
 
 _NOTHING: frozenset[str] = frozenset()
-_POD = _DECISION | _ASKED
+#: On a pod: the decision, whoever made it, and what it asks for.
+_POD = _ASKED | frozenset(DECISION_ANNOTATIONS)
 _CONFIG = frozenset({gpushare.UNHEALTHY_KEY, *keti.encode_policy(keti.DEFAULT_POLICY)})
 
 

@@ -26,7 +26,7 @@ class PlacedCard(Answer, frozen=True):
     share: str
 
 
-class PlacedPod(Answer, frozen=True):
+class PodPlacement(Answer, frozen=True):
     """A pod, its node and its cards."""
 
     pod: str
@@ -48,7 +48,7 @@ class WorkloadFit(Answer, frozen=True, omit_defaults=False):
     pods: int
     asks: str
     fits: int
-    placed: tuple[PlacedPod, ...] = ()
+    placed: tuple[PodPlacement, ...] = ()
     #: Why none is placed, when that is not for lack of room: a bad request, or a group that is not complete.
     refused: str = ""
     unplaced: Unschedulable | None = None
@@ -60,7 +60,7 @@ def try_workload(dry_run: DryRun, workload: ManifestWorkload, *, details: int) -
     for claim in workload.claims:
         if key_of(claim) not in known:
             dry_run.state.tables.set_claim(claim)
-    placed: list[PlacedPod] = []
+    placed: list[PodPlacement] = []
     refused, lacking, asks = "", None, ""
     try:
         for pod in workload.pods:
@@ -84,7 +84,7 @@ def try_workload(dry_run: DryRun, workload: ManifestWorkload, *, details: int) -
     )
 
 
-def placed_as(dry_run: DryRun, pod: Pod, allocation: Allocation) -> PlacedPod:
+def placed_as(dry_run: DryRun, pod: Pod, allocation: Allocation) -> PodPlacement:
     """A decision with the model of each card, and each share in words."""
     node = dry_run.engine.ledger.node(allocation.node)
     models = {} if node is None else {card.inventory.uuid: card.inventory.model for card in node.slots}
@@ -93,7 +93,7 @@ def placed_as(dry_run: DryRun, pod: Pod, allocation: Allocation) -> PlacedPod:
         for container in allocation.containers
         for card in container.cards
     )
-    return PlacedPod(full_name(pod), allocation.node, cards, allocation.policy)
+    return PodPlacement(full_name(pod), allocation.node, cards, allocation.policy)
 
 
 def _group_lacks(dry_run: DryRun, workload: ManifestWorkload, group: PodGroup | None, placed: int) -> str:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from shoal.analysis.dry_run import DryRun, finished, full_name
 from shoal.analysis.nodes import Answer, NodeAnswer, by_node
 from shoal.analysis.unschedulable import Unschedulable, unschedulable
-from shoal.analysis.what_if import PlacedPod, placed_as
+from shoal.analysis.what_if import PodPlacement, placed_as
 from shoal.analysis.words import asked, record_of
 from shoal.kube.client import Client
 from shoal.kube.errors import ForbiddenError
@@ -53,8 +53,8 @@ class PodExplanation(Answer, frozen=True):
     condition: str = ""
     events: tuple[PodEvent, ...] = ()
     #: Where it is, and where it would go now.
-    placed: PlacedPod | None = None
-    would_go: PlacedPod | None = None
+    placed: PodPlacement | None = None
+    would_go: PodPlacement | None = None
     #: Whose annotation names its cards; empty when none does and they are guessed.
     record: str = ""
     problem: str = ""

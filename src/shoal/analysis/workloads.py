@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from shoal.analysis.errors import WorkloadError
+from shoal.analysis.errors import WorkloadFileError
 from shoal.analysis.snapshot import ClusterSnapshot, PriorityClass
 from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.pod import ClaimVolume, Pod, PodSpec, Volume
@@ -41,18 +41,18 @@ class ManifestWorkload:
 def workloads(
     text: bytes, *, namespace: str, snapshot: ClusterSnapshot, count: int | None = None
 ) -> list[ManifestWorkload]:
-    """The workloads of a file, each with as many pods as it asks for, or `count`. Raises WorkloadError."""
+    """The workloads of a file, each with as many pods as it asks for, or `count`. Raises WorkloadFileError."""
     from shoal.analysis.documents import documents
 
     if len(text) > MAX_BYTES:
-        raise WorkloadError(f"the file has more than {MAX_BYTES} bytes: give one with the pods in question only")
+        raise WorkloadFileError(f"the file has more than {MAX_BYTES} bytes: give one with the pods in question only")
     try:
         given = documents(text)
     except ValueError as error:  # also a date or a number that there is not
-        raise WorkloadError(f"the file is no YAML: {error}") from error
+        raise WorkloadFileError(f"the file is no YAML: {error}") from error
     found = [_workload(one, namespace, snapshot, count) for one in _objects(given) if one.get("kind") in _KINDS]
     if not found:
-        raise WorkloadError(f"the file holds no pods: give a {', '.join(_KINDS[:-1])} or {_KINDS[-1]}")
+        raise WorkloadFileError(f"the file holds no pods: give a {', '.join(_KINDS[:-1])} or {_KINDS[-1]}")
     return found
 
 
@@ -61,7 +61,7 @@ def _objects(documents: list[Any]) -> Iterator[Mapping[str, Any]]:
         if document is None:
             continue
         if not isinstance(document, dict):
-            raise WorkloadError(f"the file holds a {type(document).__name__}: write Kubernetes objects")
+            raise WorkloadFileError(f"the file holds a {type(document).__name__}: write Kubernetes objects")
         if document.get("kind") == "List":
             items = document.get("items")
             yield from _objects(items if isinstance(items, list) else [])
@@ -80,7 +80,9 @@ def _workload(
     template = manifest if kind == "Pod" else _part(spec, "template")
     pods = _replicas(kind, spec) if count is None else count
     if pods > MAX_PODS:
-        raise WorkloadError(f"{kind} {shown(name)} asks for {pods} pods, at most {MAX_PODS} are tried: give a --count")
+        raise WorkloadFileError(
+            f"{kind} {shown(name)} asks for {pods} pods, at most {MAX_PODS} are tried: give a --count"
+        )
     pod = _pod(template, kind, name, snapshot)
     where = str(meta.get("namespace") or namespace)
     templates = _claim_templates(kind, spec)
@@ -97,7 +99,7 @@ def _workload(
 def _part(manifest: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     part = manifest.get(key) or {}
     if not isinstance(part, dict):
-        raise WorkloadError(f"{key} holds a {type(part).__name__}: write it as kubectl explain tells")
+        raise WorkloadFileError(f"{key} holds a {type(part).__name__}: write it as kubectl explain tells")
     return part
 
 
@@ -105,7 +107,7 @@ def _replicas(kind: str, spec: Mapping[str, Any]) -> int:
     def number(key: str, default: int) -> int:
         value = spec.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise WorkloadError(f"{key} holds {shown(value)}: write a number of pods")
+            raise WorkloadFileError(f"{key} holds {shown(value)}: write a number of pods")
         return default if value is None else value
 
     if kind == "Pod":
@@ -121,9 +123,9 @@ def _pod(template: Mapping[str, Any], kind: str, name: str, snapshot: ClusterSna
     try:
         pod = msgspec.convert(kept, Pod)
     except msgspec.ValidationError as error:
-        raise WorkloadError(f"{kind} {shown(name)} holds no pod: {error}") from error
+        raise WorkloadFileError(f"{kind} {shown(name)} holds no pod: {error}") from error
     if not pod.spec.containers:
-        raise WorkloadError(f"{kind} {shown(name)} has a pod without containers: add spec.containers")
+        raise WorkloadFileError(f"{kind} {shown(name)} has a pod without containers: add spec.containers")
     return msgspec.structs.replace(pod, spec=_defaulted(pod.spec, snapshot))
 
 
@@ -166,7 +168,7 @@ def _claim_templates(kind: str, spec: Mapping[str, Any]) -> tuple[PersistentVolu
     try:
         return msgspec.convert(spec.get("volumeClaimTemplates") or [], tuple[PersistentVolumeClaim, ...])
     except msgspec.ValidationError as error:
-        raise WorkloadError(f"volumeClaimTemplates cannot be read: {error}") from error
+        raise WorkloadFileError(f"volumeClaimTemplates cannot be read: {error}") from error
 
 
 def _claim_for(template: PersistentVolumeClaim, pod: Pod) -> PersistentVolumeClaim:

@@ -19,7 +19,7 @@ from shoal.cli.output import saying
 from shoal.model.contract.gpushare import MemoryUnit
 
 if TYPE_CHECKING:
-    from shoal.analysis.inspect.read import ClusterWatch
+    from shoal.analysis.inspect.watch import ClusterWatch
     from shoal.analysis.snapshot import ClusterSnapshot
     from shoal.kube.access.credentials import Access
     from shoal.kube.client import Client
@@ -210,7 +210,7 @@ async def watched(
     client: Client, *, names: Sequence[str] = (), unit: MemoryUnit | None = None
 ) -> AsyncIterator[ClusterWatch]:
     """What is allocated on these nodes, kept up to date; says so while it takes long to be read for the first time."""
-    from shoal.analysis.inspect.read import ClusterWatch
+    from shoal.analysis.inspect.watch import ClusterWatch
 
     async with contextlib.AsyncExitStack() as stack:
         with saying("reading nodes and pods …"):

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from shoal.cli.output import quiet_grpc
+
 if TYPE_CHECKING:
     from shoal.cli.embedded import EmbeddedCluster
     from shoal.kube.client import Client
@@ -51,6 +53,7 @@ def demo(examples: Path | None, policy: str) -> None:
     shoal demo
     shoal demo --policy binpack
     """
+    quiet_grpc()
     from shoal.embedded.policies.cel import CelError
     from shoal.placement.errors import PolicyError
     from shoal.placement.policies import policy_named

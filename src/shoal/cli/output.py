@@ -39,6 +39,14 @@ def may_colour() -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def quiet_grpc() -> None:
+    """Keep gRPC's own log, which tells of connections that end, from standard error.
+
+    gRPC reads the variable when it is imported: call this before anything that imports it.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
 def styled(text: str, colour: str, *, bold: bool = False) -> str:
     """Coloured text where terminals get some. Where the output is no terminal, click takes the colour out."""
     return click.style(text, fg=colour, bold=bold) if may_colour() else text

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shoal.cli import settings
+from shoal.cli.output import quiet_grpc
 from shoal.model.contract.gpushare import MemoryUnit
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def up(
     shoal up --nodes 2 --gpus 8xA100-80G --memory-unit MiB
     shoal up --cluster-file cluster.yaml
     """
+    quiet_grpc()
     from shoal.cli.embedded import EmbeddedPlan
     from shoal.embedded.nodes.cluster import few, read_file
     from shoal.embedded.nodes.errors import ClusterError, NodesError

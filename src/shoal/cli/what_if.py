@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shoal.analysis.policy import PolicyInForce
-    from shoal.analysis.what_if import PlacedPod, WorkloadFit
+    from shoal.analysis.what_if import PodPlacement, WorkloadFit
 
 #: Pods that are told one by one.
 _PODS = 20
@@ -85,7 +85,7 @@ def _try(
     read: NamespacedSnapshot, file: BinaryIO, namespace: str, policy: str | None, count: int | None, *, everything: bool
 ) -> tuple[PolicyInForce, list[WorkloadFit]]:
     from shoal.analysis.dry_run import DryRun
-    from shoal.analysis.errors import WorkloadError
+    from shoal.analysis.errors import WorkloadFileError
     from shoal.analysis.what_if import try_workload
     from shoal.analysis.workloads import MAX_BYTES, workloads
     from shoal.cli.answers import ALL, NODES
@@ -97,7 +97,7 @@ def _try(
         with saying(f"trying {len(read.snapshot.nodes)} nodes …"):
             dry_run = DryRun(read.snapshot, policy=policy)
             return dry_run.in_force, [try_workload(dry_run, one, details=details) for one in asked]
-    except WorkloadError as error:
+    except WorkloadFileError as error:
         raise click.ClickException(f"{getattr(file, 'name', 'standard input')}: {error}") from error
     except PolicyError as error:
         raise click.BadParameter(str(error), param_hint="--policy") from None
@@ -142,7 +142,7 @@ def _tell(tried: WorkloadFit, *, everything: bool) -> None:
         answers.help_for(tried.unplaced)
 
 
-def _places(placed: Sequence[PlacedPod], *, everything: bool) -> str:
+def _places(placed: Sequence[PodPlacement], *, everything: bool) -> str:
     from shoal.analysis.words import cards, counted
 
     told = placed if everything or len(placed) <= _PODS else placed[:_PODS]

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
+
+from shoal.analysis.words import listed
+
+_MOST_NAMES: Final = 5
 
 
 class Level(StrEnum):
@@ -54,11 +58,6 @@ def unknown(check: str, says: str) -> Finding:
     return Finding(check, Level.UNKNOWN, says, "grant the rights of deploy/rbac/viewer.yaml to see it")
 
 
-_MOST_NAMES = 5
-
-
 def some(names: Iterable[str]) -> str:
     """A few names, and how many more there are."""
-    found = list(names)
-    more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
-    return ", ".join(found[:_MOST_NAMES]) + more
+    return listed(names, most=_MOST_NAMES)

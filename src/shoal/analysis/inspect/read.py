@@ -1,6 +1,6 @@
-"""What is allocated, read from the API server: once, or kept up to date by watches.
+"""What is allocated, read from the API server once, both lists at the same time.
 
-It needs the right to list nodes and pods, and to watch them for the second, no more.
+It needs the right to list nodes and pods, no more.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
-from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Final, TypeVar
 
 from shoal.analysis.errors import NodeMissingError
@@ -17,8 +15,7 @@ from shoal.analysis.inspect.objects import NODES, PODS, PartialNode, PartialPod
 from shoal.analysis.inspect.reader import UseReader
 from shoal.analysis.inspect.use import ClusterUse, NodeUse
 from shoal.kube.client import Client
-from shoal.kube.errors import GoneError, KubeError
-from shoal.kube.reflector import Reflector
+from shoal.kube.errors import GoneError
 from shoal.model.contract.gpushare import MemoryUnit
 
 T = TypeVar("T")
@@ -95,61 +92,3 @@ def check_names(names: Sequence[str], there: Collection[str]) -> None:
     for name in names:
         if name not in there:
             raise NodeMissingError(f'nodes "{name}" not found: see `kubectl get nodes` for their names')
-
-
-#: Seconds between two looks at whether the server answers.
-_LOOK = 0.1
-
-
-class ClusterWatch:
-    """A cluster that is watched. Use it in `async with`, which returns when all is read; raises KubeError if it is not.
-
-    It needs the right to list and watch nodes and pods.
-    """
-
-    def __init__(self, client: Client, *, names: Sequence[str] = (), unit: MemoryUnit | None = None) -> None:
-        #: Set by every change; whoever waits clears it.
-        self.changed = asyncio.Event()
-        self._names = tuple(names)
-        self._reader = UseReader(unit)
-        self._stack = AsyncExitStack()
-        of_nodes, of_pods = selectors(names)
-        self._nodes: Reflector[PartialNode] = Reflector(client, NODES, fields=of_nodes, consumers=[self._on_change])
-        self._pods: Reflector[PartialPod] = Reflector(client, PODS, fields=of_pods, consumers=[self._on_change])
-
-    async def __aenter__(self) -> ClusterWatch:
-        async with AsyncExitStack() as stack:
-            for reflector in (self._nodes, self._pods):
-                await stack.enter_async_context(reflector)
-            await self._all_read()
-            check_names(self._names, [node.metadata.name for node in self._nodes.store])
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stack.aclose()
-
-    async def _all_read(self) -> None:
-        while not (self._nodes.synced.is_set() and self._pods.synced.is_set()):
-            if (error := self._error()) is not None:
-                raise error
-            await asyncio.sleep(_LOOK)
-
-    @property
-    def trouble(self) -> str:
-        """Why what is shown may be old; empty while all is well."""
-        error = self._error()
-        return "" if error is None else str(error)
-
-    def cluster(self) -> ClusterUse:
-        """What is allocated now."""
-        nodes = [node for node in self._nodes.store if not self._names or node.metadata.name in self._names]
-        return self._reader.of(nodes, self._pods.store, everywhere=not self._names)
-
-    def _error(self) -> KubeError | None:
-        return self._nodes.last_error or self._pods.last_error
-
-    def _on_change(self, _: object) -> None:
-        self.changed.set()

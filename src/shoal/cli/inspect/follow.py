@@ -10,8 +10,8 @@ from typing import Final
 
 import click
 
-from shoal.analysis.inspect.read import ClusterWatch
 from shoal.analysis.inspect.use import ClusterUse
+from shoal.analysis.inspect.watch import ClusterWatch
 from shoal.cli.connection import watched
 from shoal.kube.client import Client
 from shoal.model.contract.gpushare import MemoryUnit

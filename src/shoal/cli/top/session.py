@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Final
 
-from shoal.analysis.inspect.read import ClusterWatch
 from shoal.analysis.inspect.use import ClusterUse, of_namespace
+from shoal.analysis.inspect.watch import ClusterWatch
 from shoal.cli.connection import watched
 from shoal.cli.top import view
 from shoal.cli.top.frame import ScreenSize, body_height, frame

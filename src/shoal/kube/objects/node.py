@@ -14,7 +14,6 @@ class Taint(Base, frozen=True, kw_only=True):
     key: str = ""
     value: str = ""
     effect: str = ""
-    time_added: str | None = None
 
 
 class NodeSpec(Base, frozen=True, kw_only=True):
@@ -22,8 +21,6 @@ class NodeSpec(Base, frozen=True, kw_only=True):
 
     unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
-    pod_cidr: str = msgspec.field(default="", name="podCIDR")
-    provider_id: str = msgspec.field(default="", name="providerID")
 
 
 class NodeCondition(Base, frozen=True, kw_only=True):
@@ -33,7 +30,6 @@ class NodeCondition(Base, frozen=True, kw_only=True):
     status: str = ""
     reason: str | None = None
     message: str | None = None
-    last_heartbeat_time: str | None = None
     last_transition_time: str | None = None
 
 
@@ -49,10 +45,6 @@ class NodeInfo(Base, frozen=True, kw_only=True):
 
     kubelet_version: str = ""
     container_runtime_version: str = ""
-    kernel_version: str = ""
-    os_image: str = ""
-    architecture: str = ""
-    boot_id: str = msgspec.field(default="", name="bootID")
 
 
 class NodeStatus(Base, frozen=True, kw_only=True):

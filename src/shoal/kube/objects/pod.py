@@ -83,8 +83,6 @@ class PodSpec(Base, frozen=True, kw_only=True):
     preemption_policy: str | None = None
     restart_policy: str = ""
     service_account_name: str = ""
-    runtime_class_name: str | None = None
-    host_network: bool = False
     termination_grace_period_seconds: int | None = None
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
@@ -127,8 +125,6 @@ class ContainerTerminated(Base, frozen=True, kw_only=True):
     exit_code: int = 0
     reason: str | None = None
     message: str | None = None
-    started_at: str | None = None
-    finished_at: str | None = None
 
 
 class ContainerState(Base, frozen=True, kw_only=True):
@@ -145,7 +141,6 @@ class ContainerStatus(Base, frozen=True, kw_only=True):
     name: str = ""
     ready: bool = False
     started: bool | None = None
-    restart_count: int = 0
     container_id: str = msgspec.field(default="", name="containerID")
     state: ContainerState | None = None
 
@@ -157,10 +152,7 @@ class PodStatus(Base, frozen=True, kw_only=True):
     reason: str | None = None
     message: str | None = None
     start_time: str | None = None
-    pod_ip: str | None = msgspec.field(default=None, name="podIP")
-    host_ip: str | None = msgspec.field(default=None, name="hostIP")
     nominated_node_name: str | None = None
-    qos_class: str | None = None
     conditions: tuple[PodCondition, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()

@@ -22,9 +22,6 @@ class PodDisruptionBudgetStatus(Base, frozen=True, kw_only=True):
 
     disruptions_allowed: int = 0
     disrupted_pods: dict[str, str | None] = msgspec.field(default_factory=dict)
-    current_healthy: int = 0
-    desired_healthy: int = 0
-    expected_pods: int = 0
 
 
 class PodDisruptionBudget(Object, frozen=True, kw_only=True):

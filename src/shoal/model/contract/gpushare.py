@@ -24,7 +24,6 @@ from shoal.model.request import ContainerKind, ContainerRequest, Request, Share
 RESOURCE_MEMORY: Final = "aliyun.com/gpu-mem"
 RESOURCE_COUNT: Final = "aliyun.com/gpu-count"
 RESOURCE_COMPUTE: Final = "aliyun.com/gpu-core.percentage"
-RESOURCE_TFLOPS: Final = "aliyun.com/gpu-core.tflops"
 
 # Annotations of a pod, and environment of its containers under the same names
 NAME_INDEX: Final = "ALIYUN_COM_GPU_MEM_IDX"
@@ -43,22 +42,12 @@ ANNOTATION_TFLOPS: Final = "gpushare.alibabacloud.com/core-tflops"
 # Environment of containers
 ENV_CONTAINER: Final = "ALIYUN_COM_GPU_MEM_CONTAINER"
 ENV_CGPU_DISABLE: Final = "CGPU_DISABLE"
-ENV_CGPU_VISIBLE_DEVICES: Final = "ALIYUN_COM_GPU_VISIBLE_DEVICES"
-ENV_CGPU_WEIGHT: Final = "ALIYUN_COM_GPU_SCHD_WEIGHT"
-ENV_EGPU_ENABLE: Final = "AMP_VGPU_ENABLE"
-ENV_EGPU_MEMORY: Final = "GPU_MEM_PER_DEVICE"
-ENV_EGPU_COMPUTE: Final = "GPU_UTIL_PER_DEVICE"
-ENV_EGPU_HOST_DAEMON: Final = "AMP_USE_HOST_DAEMON"
 
 # Labels of nodes
 LABEL_NODE: Final = "gpushare"
-LABEL_NODE_CGPU: Final = "cgpu"
 LABEL_NO_ISOLATION: Final = "cgpu.disable.isolation"
-LABEL_SCHEDULE: Final = "ack.node.gpu.schedule"
-SCHEDULES: Final = ("default", "share", "cgpu", "core_mem", "mps", "topology", "mig")
 LABEL_PLACEMENT: Final = "ack.node.gpu.placement"
 PLACEMENTS: Final = ("binpack", "spread")
-LABEL_MAX_PODS: Final = "ack.node.gpu.max-pod"
 
 # Labels of pods
 LABEL_POD_COUNT: Final = RESOURCE_COUNT
@@ -86,8 +75,6 @@ PORT_MANIFEST: Final = 12345
 PORT_NODE: Final = 32766
 ENV_PORT: Final = "PORT"
 ENV_LOG_LEVEL: Final = "LOG_LEVEL"
-ENV_THREADS: Final = "THREADNESS"
-ENV_KUBECONFIG: Final = "KUBECONFIG"
 REASON_INSUFFICIENT: Final = "Insufficient GPU Memory in one device"
 #: What `not_shared_reason` says of one node, said of many at once.
 REASON_NOT_SHARED: Final = "The node is not for GPU share, need skip"
@@ -98,13 +85,10 @@ ERROR_NO_NODES: Final = "cannot get node names"
 PLUGIN_NAME: Final = "gpushare-device-plugin-ds"
 PLUGIN_SOCKET: Final = "aliyungpushare.sock"
 ENV_NODE_NAME: Final = "NODE_NAME"
-#: Xid errors upstream's health check passes over; NVIDIA's own list is longer.
-IGNORED_XIDS: Final = frozenset({31, 43, 45})
 UNHEALTHY_CONFIGMAP_PREFIX: Final = "unhealthy-gpu-"
 UNHEALTHY_CONFIGMAP_NAMESPACE: Final = EXTENDER_NAMESPACE
 UNHEALTHY_KEY: Final = "gpus"
 
-_DEVICE_SEPARATOR: Final = "-_-"
 _GUESSED_MIB_ABOVE: Final = 100
 _MAX_TABLE: Final = 64 * 1024
 _MAX_INDEX: Final = 4095
@@ -299,29 +283,6 @@ def container_env(
     if not isolated:
         env[ENV_CGPU_DISABLE] = "true"
     return env
-
-
-def failure_env(units: int, *, card_units: int, unit: MemoryUnit) -> dict[str, str]:
-    """The environment that stops a container at the runtime's hook, telling why: no card for its `units` was found."""
-    return {
-        nvidia.ENV_VISIBLE_DEVICES: f"no-gpu-has-{units}{unit.value}-to-run",
-        NAME_INDEX: "-1",
-        NAME_POD: str(units),
-        ENV_CONTAINER: str(units),
-        NAME_CARD: str(card_units),
-    }
-
-
-def device_id(uuid: str, number: int) -> str:
-    """The id of one unit of a card: `<uuid>-_-<n>`. Kubelet picks such ids freely: the UUID in one says nothing."""
-    return f"{uuid}{_DEVICE_SEPARATOR}{number}"
-
-
-def parse_device_id(device: str) -> tuple[str, int]:
-    uuid, separator, number = device.rpartition(_DEVICE_SEPARATOR)
-    if not uuid or not separator:
-        raise CodecError(f"device id {shown(device)} cannot be read: it should look like GPU-…{_DEVICE_SEPARATOR}0")
-    return uuid, text.integer(number, what=f"the unit number of device id {shown(device)}")
 
 
 def not_shared_reason(node: str) -> str:

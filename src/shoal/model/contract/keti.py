@@ -25,20 +25,16 @@ from shoal.model.request import Request, Share
 RESOURCE_MPS: Final = "keti.com/mpsgpu"
 SCHEDULER_NAME: Final = "gpu-scheduler"
 NAMESPACE: Final = "gpu"
-SAMPLE_NAMESPACE: Final = "userpod"
 LABEL_NODE: Final = "gpu"
 LABEL_NODE_VALUE: Final = "on"
 
 # Annotations of a pod: written by the scheduler, then by the user
 ANNOTATION_UUID: Final = "UUID"
-ANNOTATION_FAILED_COUNT: Final = "failedCount"
 ANNOTATION_MEMORY_REQUEST: Final = "GPUrequest"
 ANNOTATION_MEMORY_LIMIT: Final = "GPUlimits"
 ANNOTATION_PRIORITY: Final = "priority"
 ANNOTATION_CLUSTER: Final = "clusterName"
 ANNOTATION_NODE: Final = "nodeName"
-#: In sample manifests; nothing reads it.
-ANNOTATION_CLUSTER_SCHEDULING: Final = "clusterScheduling"
 
 PRIORITY_LOW: Final = 10
 PRIORITY_MIDDLE: Final = 50
@@ -55,10 +51,6 @@ _PRIORITIES: Final = {
 # Environment
 ENV_VISIBLE_DEVICES: Final = nvidia.ENV_VISIBLE_DEVICES
 ENV_MEMORY_LIMIT: Final = nvidia.ENV_MPS_MEMORY_LIMIT
-ENV_THREAD_PERCENTAGE: Final = nvidia.ENV_MPS_THREAD_PERCENTAGE
-ENV_NODE_NAME: Final = "MY_NODE_NAME"
-ENV_DEBUG_LEVEL: Final = "DEBUGG_LEVEL"
-ENV_KUBECONFIG: Final = "KUBECONFIG"
 DEFAULT_KUBECONFIG_DIRECTORY: Final = "/root/.kube"
 OWN_KUBECONFIG: Final = "config"
 MPS_DIRECTORY: Final = "/tmp/nvidia-mps"
@@ -114,7 +106,6 @@ KEY_COLLECTING_INTERVAL: Final = "metric-collecting-interval"
 
 # The device plugin
 PLUGIN_SOCKET: Final = "nvidia-keti-mpsgpu.sock"
-FLAG_CLIENTS: Final = "ketimpsgpu"
 CLIENTS_DEFAULT: Final = DEFAULT_MPS_CLIENTS
 CLIENTS_MAX: Final = nvidia.MAX_MPS_CLIENTS
 
@@ -134,7 +125,6 @@ KEY_RESCHEDULE: Final = "pod-re-schedule-permit"
 KEY_MULTI_NODE: Final = "multi-node-allocation-permit"
 KEY_NON_GPU_NODE: Final = "non-gpu-node-prefer"
 
-_DEVICE_SEPARATOR: Final = "-"
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{0,9})?|\.[0-9]{1,9}")
 _MAX_NVLINK_PERCENT: Final = 1000
 _MAX_CARD_BYTES: Final = MAX_CARD_MIB * quantity.MEBIBYTE
@@ -349,15 +339,3 @@ def container_env(container: ContainerAllocation) -> dict[str, str]:
     if container.memory_limit_mib is not None:
         env[ENV_MEMORY_LIMIT] = ",".join(f"{i}={container.memory_limit_mib}M" for i in range(len(container.cards)))
     return env
-
-
-def device_id(uuid: str, number: int) -> str:
-    """The id of one client of a card: `<uuid>-<n>`."""
-    return f"{uuid}{_DEVICE_SEPARATOR}{number}"
-
-
-def parse_device_id(device: str) -> tuple[str, int]:
-    uuid, separator, number = device.rpartition(_DEVICE_SEPARATOR)
-    if not uuid or not separator:
-        raise CodecError(f"device id {shown(device)} cannot be read: it should look like GPU-…{_DEVICE_SEPARATOR}0")
-    return uuid, text.integer(number, what=f"the client number of device id {shown(device)}")

@@ -123,8 +123,6 @@ PRODUCT_MIG_INVALID: Final = "INVALID"
 MIG_STRATEGIES: Final = ("none", "single", "mixed")
 SHARING_STRATEGIES: Final = ("none", "time-slicing", "mps")
 DEVICE_LIST_STRATEGIES: Final = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
-DEVICE_ID_STRATEGIES: Final = ("uuid", "index")
-DEVICE_DISCOVERY_STRATEGIES: Final = ("auto", "nvml", "tegra")
 ALLOCATION_POLICIES: Final = ("distributed", "packed")
 
 # Environment of containers
@@ -142,7 +140,6 @@ ENV_MPS_MEMORY_LIMIT: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 ENV_MPS_THREAD_PERCENTAGE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 #: 0 is normal, 1 below that.
 ENV_MPS_PRIORITY: Final = "CUDA_MPS_CLIENT_PRIORITY"
-ENV_MPS_SM_PARTITION: Final = "CUDA_MPS_SM_PARTITION"
 VISIBLE_DEVICES_DIRECTORY: Final = "/var/run/nvidia-container-devices"
 MAX_MPS_CLIENTS: Final = 48
 #: The hook of NVIDIA's toolkit (1.20.1 and newer) that limits a container's cgroup by both memory variables.
@@ -164,22 +161,16 @@ EXPORTER_OPERATOR_CONFIG_KEY: Final = "dcgm-metrics.csv"
 IGNORED_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
 
 # Kubelet and the container runtime
-DEVICE_PLUGIN_DIRECTORY: Final = "/var/lib/kubelet/device-plugins"
-KUBELET_SOCKET: Final = "kubelet.sock"
-KUBELET_CHECKPOINT: Final = "kubelet_internal_checkpoint"
 #: As the operator and NVIDIA's own manifest name it, and as its chart does by default.
 PLUGIN_DAEMONSETS: Final = ("nvidia-device-plugin-daemonset", "nvidia-device-plugin", "nvdp-nvidia-device-plugin")
 DEVICE_PLUGIN_SOCKET: Final = "nvidia-gpu.sock"
 DEVICE_PLUGIN_VERSION: Final = "v1beta1"
 POD_RESOURCES_SOCKET: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
-MAX_DEVICE_ID: Final = 63
-CDI_DIRECTORY: Final = "/var/run/cdi"
 CDI_KIND: Final = "k8s.device-plugin.nvidia.com/gpu"
 ANNOTATION_CDI_PREFIX: Final = "cdi.k8s.io/"
 RUNTIME_CLASS: Final = "nvidia"
 RUNTIME_CLASS_CDI: Final = "nvidia-cdi"
 RUNTIME_CLASS_LEGACY: Final = "nvidia-legacy"
-DRA_DRIVER: Final = "gpu.nvidia.com"
 
 _REPLICA_SEPARATOR: Final = "::"
 _MAX_LABEL_VALUE: Final = 63

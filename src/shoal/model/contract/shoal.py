@@ -20,8 +20,6 @@ from shoal.model.errors import CodecError, shown
 from shoal.model.gpu import DEFAULT_MPS_CLIENTS, Gpu, Isolation, Link, MigInstance
 from shoal.model.request import CardSelector, ContainerKind, Share
 
-DOMAIN: Final = "shoal.dev"
-
 # Written by Shoal
 ANNOTATION_ALLOCATION: Final = "shoal.dev/allocation"
 ANNOTATION_GPUS: Final = "shoal.dev/gpus"
@@ -43,7 +41,6 @@ ANNOTATION_USE_MODEL: Final = "shoal.dev/use-gpu-model"
 ANNOTATION_AVOID_MODEL: Final = "shoal.dev/avoid-gpu-model"
 ANNOTATION_USE_UUID: Final = "shoal.dev/use-gpu-uuid"
 ANNOTATION_AVOID_UUID: Final = "shoal.dev/avoid-gpu-uuid"
-LABEL_POLICY: Final = "shoal.dev/policy"
 #: What the containers of a pod do on a simulated node; with the name of a container behind it, what that one does.
 ANNOTATION_SIMULATE: Final = "shoal.dev/simulate"
 ANNOTATION_SIMULATE_PREFIX: Final = "shoal.dev/simulate."

@@ -17,7 +17,7 @@ from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation, Held
 from shoal.model.bound import allocation_of
-from shoal.model.contract import nvidia, shoal
+from shoal.model.contract import kubernetes, nvidia, shoal
 from shoal.model.contract.decisions import RECORD_ANNOTATIONS
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError
@@ -133,8 +133,6 @@ def on_emptiest_cards(node: NodeLedger | None, name: str, request: Request) -> A
 
 #: How long containers of a pod that vanished may go on where nobody tells of their end: kubelet's default of 30 s.
 GRACE_SECONDS: Final = 30.0
-#: The phases of a pod whose containers have ended and do not start again.
-FINISHED: Final = ("Succeeded", "Failed")
 
 
 class HeldByNodes:
@@ -200,4 +198,4 @@ def has_left(pod: Pod, version: int, held: Held | None) -> bool:
         return held.releases(pod.metadata.uid, version)
     statuses = (*pod.status.init_container_statuses, *pod.status.container_statuses)
     runs = any(one.state is not None and one.state.running is not None for one in statuses)
-    return pod.status.phase in FINISHED or not runs
+    return pod.status.phase in kubernetes.FINISHED_PHASES or not runs
