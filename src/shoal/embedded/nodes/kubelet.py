@@ -24,7 +24,7 @@ from shoal.embedded.nodes.node_object import LEASE_NAMESPACE, lease, node_object
 from shoal.embedded.nodes.pods.site import Site
 from shoal.embedded.nodes.pods.states import Timing
 from shoal.embedded.nodes.pods.worker import PodWorker
-from shoal.embedded.recorder import Recorder
+from shoal.embedded.recorder import EventWriter
 from shoal.embedded.registry import Registry
 from shoal.embedded.store import Object
 from shoal.model.contract import kubernetes
@@ -40,7 +40,7 @@ class Kubelet:
         host: Host,
         registry: Registry,
         deletion: Deletion,
-        recorder: Recorder,
+        recorder: EventWriter,
         *,
         leases: Kind,
         clock: Clock,

@@ -17,7 +17,7 @@ from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import NODES, PODS
 from shoal.embedded.nodes.clock import Clock
 from shoal.embedded.nodes.node_object import LEASE_NAMESPACE
-from shoal.embedded.recorder import Recorder
+from shoal.embedded.recorder import EventWriter
 from shoal.embedded.registry import Registry, timestamp
 from shoal.embedded.store import Key, Object, key_of
 from shoal.kube.taints import NO_EXECUTE, read_taints, read_tolerations, tolerates
@@ -112,7 +112,7 @@ class NodeLifecycle:
     """The controller. `run` works until it is cancelled."""
 
     def __init__(
-        self, registry: Registry, deletion: Deletion, recorder: Recorder, clock: Clock, *, quiet: timedelta = QUIET
+        self, registry: Registry, deletion: Deletion, recorder: EventWriter, clock: Clock, *, quiet: timedelta = QUIET
     ) -> None:
         self._registry = registry
         self._deletion = deletion

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from shoal.embedded.controllers.execute import Action, Create, Delete, Event, Owned, Remember, Requeue, Status
+from shoal.embedded.controllers.execute import (
+    Action,
+    Create,
+    Delete,
+    EventAction,
+    Owned,
+    Remember,
+    Requeue,
+    StatusUpdate,
+)
 from shoal.embedded.controllers.reconcile import pods, revisions
 from shoal.embedded.controllers.reconcile.pods import claim
 from shoal.embedded.controllers.reconcile.replica_set import BURST, CREATED, DELETED, NOT_CREATED, NOT_DELETED
@@ -70,7 +79,7 @@ def reconcile(daemon_set: Object, owned: Owned, now: datetime) -> list[Action]:
         actions = [*adopted, *history.actions, *step.actions, *_forgotten(daemon_set, claimed, history)]
     status = step.status()
     if status != daemon_set.get("status"):
-        actions.append(Status({**daemon_set, "status": status}))
+        actions.append(StatusUpdate({**daemon_set, "status": status}))
     min_ready = daemon_set["spec"].get("minReadySeconds", 0)
     again = [pods.next_available(claimed, min_ready, now) if min_ready else None, step.again]
     if due := min((when for when in again if when), default=None):
@@ -167,7 +176,7 @@ class _Step:
         full, delay = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}", self._delays.get(node)
         if pods.phase(pod) == "Succeeded":
             text = f"Found succeeded daemon pod {full} on node {node}, will try to delete it"
-            self.actions.append(Event("SucceededDaemonPod", text))
+            self.actions.append(EventAction("SucceededDaemonPod", text))
             return [pod]
         if delay is not None and self._now < delay.since + delay.delay:
             self._look_again(delay.since + delay.delay)
@@ -175,7 +184,7 @@ class _Step:
         longer = _BACKOFF.longer(delay.delay.total_seconds() if delay is not None else 0.0)
         self._delays[node] = Delay(timedelta(seconds=longer), self._now)
         text = f"Found failed daemon pod {full} on node {node}, will try to kill it"
-        self.actions.append(Event("FailedDaemonPod", text, warning=True))
+        self.actions.append(EventAction("FailedDaemonPod", text, warning=True))
         return [pod]
 
     def roll(self) -> None:

@@ -15,7 +15,7 @@ from shoal.embedded.access.users import kubelet_of
 from shoal.embedded.deletion import DeleteOptions
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import PODS
-from shoal.embedded.nodes.errors import AllocationError, ConfigError, HookError, WorkloadError
+from shoal.embedded.nodes.errors import AllocationError, ContainerConfigError, HookError, SimulatedWorkloadError
 from shoal.embedded.nodes.host import Creation, HookCall
 from shoal.embedded.nodes.pods import status as statuses
 from shoal.embedded.nodes.pods.admission import check
@@ -196,7 +196,7 @@ class PodWorker:
             await site.devices.pre_start(self.uid, spec, site.active())
             creation = self._created(spec, run)
             plan = plan_of(spec, self.pod, creation.env, creation.secret)
-        except (AllocationError, ConfigError, WorkloadError) as error:
+        except (AllocationError, ContainerConfigError, SimulatedWorkloadError) as error:
             self._fail(run, one, "CreateContainerConfigError", str(error))
             return
         except CdiError as error:
