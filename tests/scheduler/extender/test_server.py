@@ -378,7 +378,7 @@ async def test_a_pod_the_watch_shows_a_moment_later_is_decided_on_then(cluster: 
     assert not asked.done()
     change = Change(ChangeType.ADDED, None, created)
     cluster.scene.state.on_pod(change)
-    cluster.scene.verbs.waiting.on_pod(change)
+    cluster.scene.verbs.pods.on_pod(change)
     assert (await asked)["NodeNames"] == ["a"]
     assert await cluster.post("bind", binding(manifest, "a")) == {"Error": ""}
 
