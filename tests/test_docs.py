@@ -13,6 +13,7 @@ FILES = [
     for path in (ROOT / folder).rglob("*")
     if "__pycache__" not in path.parts
 ]
+_FILE = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|c|proto)|(?:src|tests|bench|deploy|examples)/[\w./-]+)(?<!VERSION)`")
 
 
 def test_pages_are_found() -> None:
@@ -22,9 +23,7 @@ def test_pages_are_found() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_exist(page: Path) -> None:
     """A path in backticks is one from the root, or the end of one."""
-    named = re.findall(
-        r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|c|proto)|(?:src|tests|bench|deploy|examples)/[\w./-]+)(?<!VERSION)`", page.read_text()
-    )
+    named = _FILE.findall(page.read_text())
     missing = {name for name in named if not any(f"/{file}".endswith("/" + name.rstrip("/")) for file in FILES)}
     assert not missing
 
