@@ -26,9 +26,9 @@ from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.http.server import Bounds
 from shoal.scheduler.metrics import LedgerSource
 from shoal.scheduler.tls import FileTls, TlsFiles
+from tests.observe.text import parse
 from tests.scheduler.extender.requests import args, binding, pod, preemption
 from tests.scheduler.extender.scene import Scene
-from tests.scheduler.test_metrics import parse
 from tests.testbed.fake_nodes import node as node_object
 
 PREFIX = "/gpushare-scheduler"
