@@ -37,7 +37,7 @@ class Origin(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PodHolding:
+class BookedPod:
     """What a bound pod holds and how that is known; `problem` tells a person what is wrong with the pod's record."""
 
     booking: Booking
@@ -59,7 +59,7 @@ def holding_of(
     given: tuple[CardShare, ...] | None,
     guess: Callable[[], Allocation],
     no_room: Callable[[Allocation], str],
-) -> PodHolding:
+) -> BookedPod:
     """The holding of a pod bound to a node. `inventory` is None while the node is not known.
 
     `given` is what its node's agent says it has, `no_room` why the node cannot have meant an allocation.
@@ -74,7 +74,7 @@ def holding_of(
     if given is not None:
         if allocation is None or allocation.held() != {card.uuid: card.share for card in given}:
             allocation = given_by_node(node, given)
-        return PodHolding(booking(pod, request, allocation), Origin.NODE)
+        return BookedPod(booking(pod, request, allocation), Origin.NODE)
     if allocation is not None:
         problem = no_room(allocation)
     if allocation is None or problem:
@@ -84,7 +84,7 @@ def holding_of(
         origin = Origin.OWN
     else:
         origin = Origin.FOREIGN
-    return PodHolding(booking(pod, request, allocation), origin, problem)
+    return BookedPod(booking(pod, request, allocation), origin, problem)
 
 
 def claims_for_nothing(pod: Pod, request: Request) -> bool:
