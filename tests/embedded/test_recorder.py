@@ -5,7 +5,7 @@ from pathlib import Path
 
 from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.kinds import EVENTS
-from shoal.embedded.recorder import Recorder
+from shoal.embedded.recorder import EventWriter
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
@@ -21,10 +21,10 @@ class Clock:
 
 
 @contextmanager
-def recorder(path: Path) -> Iterator[tuple[Recorder, EmbeddedApi, Clock]]:
+def recorder(path: Path) -> Iterator[tuple[EventWriter, EmbeddedApi, Clock]]:
     clock = Clock()
     api = EmbeddedApi(path, clock=clock)
-    yield Recorder(api.registry, "test-controller"), api, clock
+    yield EventWriter(api.registry, "test-controller"), api, clock
 
 
 ABOUT = {"kind": "Thing", "apiVersion": "v1", "metadata": {"name": "t", "namespace": "default", "uid": "u"}}

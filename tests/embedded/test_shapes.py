@@ -11,7 +11,7 @@ from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import NAMESPACES, Catalogue
 from shoal.embedded.registry import Registry
 from shoal.embedded.rules.shapes import check_shape
-from shoal.embedded.store import Store
+from shoal.embedded.store import ObjectStore
 
 JUNK: list[Any] = [None, 0, -1, 1.5, "", "x", "A B", True, [], {}, [1], ["a"], [None], [{}], {"a": 1}, {"a": None}]
 JUNK += [{"a": []}, {"": ""}, 10**20, "9" * 400]
@@ -82,7 +82,7 @@ def with_junk(obj: dict[str, Any], path: tuple[str | int, ...], junk: object) ->
 @pytest.mark.parametrize("which", OBJECTS, ids=lambda which: which[1])
 def test_any_value_at_any_place_is_taken_or_refused(which: tuple[str, str]) -> None:
     catalogue = Catalogue()
-    registry = Registry(Store(), catalogue, clock=lambda: datetime.now(UTC))
+    registry = Registry(ObjectStore(), catalogue, clock=lambda: datetime.now(UTC))
     registry.create(NAMESPACES, "", {"metadata": {"name": "default"}})
     kind = next(kind for kind in catalogue.all() if (kind.group, kind.kind) == which)
     whole = {"metadata": METADATA, **OBJECTS[which]}

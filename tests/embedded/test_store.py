@@ -2,7 +2,7 @@ import pytest
 
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.selectors import everything, label_selector
-from shoal.embedded.store import Object, Store
+from shoal.embedded.store import Object, ObjectStore
 
 PODS = ("", "pods")
 NODES = ("", "nodes")
@@ -17,7 +17,7 @@ def names(objects: list[Object]) -> list[str]:
 
 
 def test_one_counter_for_all_kinds() -> None:
-    store = Store()
+    store = ObjectStore()
     first = store.put(PODS, pod("p"))
     second = store.put(NODES, {"kind": "Node", "metadata": {"name": "n"}})
     assert int(second["metadata"]["resourceVersion"]) == int(first["metadata"]["resourceVersion"]) + 1
@@ -25,12 +25,12 @@ def test_one_counter_for_all_kinds() -> None:
 
 def test_what_is_given_is_not_changed_by_storing() -> None:
     given = pod("p")
-    Store().put(PODS, given)
+    ObjectStore().put(PODS, given)
     assert "resourceVersion" not in given["metadata"]
 
 
 def test_an_earlier_version_is_read_as_it_was() -> None:
-    store = Store()
+    store = ObjectStore()
     store.put(PODS, pod("kept"))
     gone = store.put(PODS, pod("gone"))
     then = store.version
@@ -44,7 +44,7 @@ def test_an_earlier_version_is_read_as_it_was() -> None:
 
 
 def test_history_is_bounded_and_says_so() -> None:
-    store = Store(history=10)
+    store = ObjectStore(history=10)
     for number in range(100):
         store.put(PODS, pod(f"p{number}"))
     assert len(store.changes_after(PODS, store.version - 10)) >= 10
@@ -57,7 +57,7 @@ def test_history_is_bounded_and_says_so() -> None:
 
 
 def test_no_change_is_lost_or_doubled_at_the_edge_of_history() -> None:
-    store = Store(history=10)
+    store = ObjectStore(history=10)
     seen: list[int] = []
     at = store.version
     for number in range(57):
@@ -69,7 +69,7 @@ def test_no_change_is_lost_or_doubled_at_the_edge_of_history() -> None:
 
 
 def test_a_watcher_sees_objects_enter_and_leave_its_selector() -> None:
-    store = Store()
+    store = ObjectStore()
     red = label_selector("colour=red")
     start = store.version
     store.put(PODS, pod("p", colour="blue"))
@@ -94,7 +94,7 @@ def placed(name: str, node: str) -> Object:
 
 
 def test_a_slice_holds_what_came_into_it_and_what_left_it() -> None:
-    store = Store()
+    store = ObjectStore()
     start = store.version
     store.put(PODS, placed("p", ""))
     bound = store.put(PODS, placed("p", "n1"))
@@ -107,7 +107,7 @@ def test_a_slice_holds_what_came_into_it_and_what_left_it() -> None:
 
 
 def test_who_listens_to_a_slice_hears_of_nothing_else() -> None:
-    store = Store()
+    store = ObjectStore()
     heard: list[str] = []
     store.listen(PODS, lambda: heard.append("any"))
     store.listen(PODS, here := lambda: heard.append("n1"), "n1")
@@ -121,7 +121,7 @@ def test_who_listens_to_a_slice_hears_of_nothing_else() -> None:
 
 
 def test_a_slice_only_forgets_what_was_in_it() -> None:
-    store = Store(history=10)
+    store = ObjectStore(history=10)
     quiet = store.put(PODS, placed("quiet", "n1"))
     at = int(quiet["metadata"]["resourceVersion"])
     busy = store.version

@@ -33,7 +33,6 @@ from shoal.scheduler.preemption.search import DisruptionBudgets
 from shoal.scheduler.queue.order import Standing, standing_of
 from shoal.scheduler.state.cluster_state import ClusterState
 
-_FINISHED = ("Succeeded", "Failed")
 T = TypeVar("T")
 
 
@@ -149,7 +148,7 @@ def waits(pod: Pod) -> bool:
 
 def finished(pod: Pod) -> bool:
     """The pod has ended and holds nothing."""
-    return pod.status.phase in _FINISHED
+    return pod.status.phase in kubernetes.FINISHED_PHASES
 
 
 def unbound(pod: Pod) -> Pod:

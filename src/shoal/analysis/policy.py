@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.analysis.snapshot import ClusterSnapshot
 from shoal.kube.resources import key_of
-from shoal.model.contract import keti, shoal
+from shoal.model.contract import keti, kubernetes, shoal
 from shoal.model.errors import CodecError
 from shoal.placement.policies import Policy, policy_named
 from shoal.scheduler.keti_policy import KetiPolicyReader
@@ -105,7 +105,7 @@ def _decisions(snapshot: ClusterSnapshot) -> Counter[str]:
     counts: Counter[str] = Counter()
     for pod in snapshot.pods:
         record = pod.metadata.annotations.get(shoal.ANNOTATION_ALLOCATION)
-        if record is None or pod.status.phase in ("Succeeded", "Failed"):
+        if record is None or pod.status.phase in kubernetes.FINISHED_PHASES:
             continue
         try:
             counts[shoal.decode_allocation(record).policy or "not told"] += 1

@@ -21,7 +21,7 @@ from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.controllers.loop import Controllers
 from shoal.embedded.kinds import NODES
 from shoal.embedded.nodes.app import Nodes
-from shoal.embedded.nodes.cluster import NodeSpec
+from shoal.embedded.nodes.cluster import NodeDescription
 from shoal.embedded.nodes.host import Host
 from shoal.embedded.store import Object
 from shoal.kube.access.credentials import Access
@@ -48,7 +48,7 @@ _TLS_BUFFER: Final = 32 * 1024
 class EmbeddedPlan:
     """What the cluster shall be."""
 
-    nodes: Sequence[NodeSpec]
+    nodes: Sequence[NodeDescription]
     unit: MemoryUnit = MemoryUnit.GIB
     policy: str = "fragmentation"
     name: str = ""
@@ -119,7 +119,7 @@ class EmbeddedCluster:
         for spec in self.plan.nodes:
             await self._offered(spec)
 
-    async def _offered(self, spec: NodeSpec) -> None:
+    async def _offered(self, spec: NodeDescription) -> None:
         """Return when a node is Ready and offers its cards."""
         store, changed = self.api.registry.store, asyncio.Event()
         store.listen(NODES.key, changed.set, spec.name)
@@ -134,7 +134,7 @@ class EmbeddedCluster:
         """Start the agents, a few at a time: all at once they would wait for each other until they give up."""
         starting = asyncio.Semaphore(_STARTING)
 
-        async def settle(spec: NodeSpec) -> None:
+        async def settle(spec: NodeDescription) -> None:
             # One that has nothing to offer, since its cards are broken, must not keep the others waiting.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._offered(spec), _START_SECONDS)

@@ -15,10 +15,10 @@ from shoal.embedded.access.authorization import Asked, decide
 from shoal.embedded.access.users import User
 from shoal.embedded.errors import ApiStatus, forbidden, invalid, invalid_value
 from shoal.embedded.kinds import POLICIES, POLICY_BINDINGS
-from shoal.embedded.policies.cel import CelError, Environment
+from shoal.embedded.policies.cel import CelEnvironment, CelError
 from shoal.embedded.policies.matching import is_about, namespace_of, selects
 from shoal.embedded.policies.policy import AdmissionPolicy, Denial
-from shoal.embedded.store import Object, Store
+from shoal.embedded.store import Object, ObjectStore
 from shoal.embedded.writes import Write
 
 _CODES: Final = {"Unauthorized": 401, "Forbidden": 403, "RequestEntityTooLarge": 413, "Invalid": 422}
@@ -42,7 +42,7 @@ class _Bound:
         """Whether the rules are about the place of a write, if it were not for names."""
         return self._by_name() or self._is_about(write)
 
-    def selects(self, write: Write, store: Store) -> bool:
+    def selects(self, write: Write, store: ObjectStore) -> bool:
         """Whether a write at such a place is meant."""
         return (
             (not self._by_name() or self._is_about(write))
@@ -65,9 +65,9 @@ class _Bound:
 class PolicyAdmission:
     """A validator of a registry. The runtime for CEL is loaded with the first policy."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._environment: Environment | None = None
+        self._environment: CelEnvironment | None = None
         self._compiled: dict[str, tuple[str, AdmissionPolicy]] = {}
         #: By place, the bound policies that are about it.
         self._found: dict[_Place, list[_Bound]] = {}
@@ -118,9 +118,9 @@ class PolicyAdmission:
             known = self._compiled[name] = (version, self._compile(obj))
         return known[1]
 
-    def load(self) -> Environment:
+    def load(self) -> CelEnvironment:
         """The runtime. CelError tells what to install if it is not there."""
-        self._environment = self._environment or Environment()
+        self._environment = self._environment or CelEnvironment()
         return self._environment
 
     def _compile(self, obj: Object) -> AdmissionPolicy:

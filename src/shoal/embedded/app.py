@@ -29,7 +29,7 @@ from shoal.embedded.http.server import Server
 from shoal.embedded.kinds import NAMESPACES, Catalogue
 from shoal.embedded.policies.shipped import shipped
 from shoal.embedded.registry import Registry
-from shoal.embedded.store import Object, Store
+from shoal.embedded.store import Object, ObjectStore
 from shoal.model.contract.gpushare import MemoryUnit
 
 
@@ -56,7 +56,7 @@ class EmbeddedApi:
         self.directory = directory
         self.port = port
         self.token = secrets.token_urlsafe(32)
-        self.registry = Registry(Store(history=history), Catalogue(), clock=clock)
+        self.registry = Registry(ObjectStore(history=history), Catalogue(), clock=clock)
         self.deletion = Deletion(self.registry)
         Definitions(self.registry, self.deletion)
         policies = PolicyAdmission(self.registry.store)

@@ -15,6 +15,7 @@ from shoal.embedded.kinds import NAMESPACES, PODS, SERVICE_ACCOUNTS, Kind
 from shoal.embedded.patch.json_values import copied
 from shoal.embedded.registry import Registry, timestamp
 from shoal.embedded.store import Key, Object, key_of
+from shoal.model.contract import kubernetes
 
 _PROPAGATIONS: Final = ("Foreground", "Background", "Orphan")
 SYSTEM_NAMESPACES: Final = ("default", "kube-system", "kube-public", "kube-node-lease")
@@ -264,7 +265,7 @@ def _grace(kind: Kind, old: Object, options: DeleteOptions) -> int:
     if kind.key != PODS.key:
         return 0
     spec, phase = old.get("spec", {}), old.get("status", {}).get("phase")
-    if not spec.get("nodeName") or phase in ("Succeeded", "Failed"):
+    if not spec.get("nodeName") or phase in kubernetes.FINISHED_PHASES:
         return 0
     grace = spec.get("terminationGracePeriodSeconds", 30) if options.grace_seconds is None else options.grace_seconds
     return 1 if grace < 0 else int(grace)

@@ -35,7 +35,7 @@ class _Allowance:
     at: datetime
 
 
-class Recorder:
+class EventWriter:
     """Writes the events of a component, or of several of one program. Nobody manages their fields without a manager."""
 
     def __init__(self, registry: Registry, component: str, *, manager: str | None = None) -> None:

@@ -29,7 +29,7 @@ from shoal.embedded.kinds import NAMESPACES, PODS, SERVICE_ACCOUNTS, Catalogue, 
 from shoal.embedded.patch.json_values import copied
 from shoal.embedded.patch.server_side_apply import track_update
 from shoal.embedded.rules import kinds as rules
-from shoal.embedded.store import Object, Store, key_of
+from shoal.embedded.store import Object, ObjectStore, key_of
 from shoal.embedded.writes import Write
 
 MODIFIED: Final = "the object has been modified; please apply your changes to the latest version and try again"
@@ -52,7 +52,7 @@ class Registry:
 
     def __init__(
         self,
-        store: Store,
+        store: ObjectStore,
         catalogue: Catalogue,
         *,
         clock: Callable[[], datetime],

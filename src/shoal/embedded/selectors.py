@@ -12,12 +12,22 @@ from typing import Any, Final
 from shoal.embedded.errors import ApiStatus, bad_request
 from shoal.embedded.kinds import Kind, ResourceKey
 from shoal.embedded.names import label_key_errors, label_value_errors
+from shoal.kube.selectors import LabelSelector, Requirement, read_label_selector
 
 Test = Callable[[dict[str, Any]], bool]
 
 _OPERATORS: Final = ("in", "notin", "=", "==", "!=", "gt", "lt")
 _WORD: Final = re.compile(r"[^\s!()=<>,]+")
 _COMPARISONS: Final = {">": "gt", "<": "lt"}
+#: What the operators of a text mean, in the words of an object.
+_MEANING: Final = {
+    "exists": "Exists",
+    "!": "DoesNotExist",
+    "gt": "Gt",
+    "lt": "Lt",
+    **dict.fromkeys(("in", "=", "=="), "In"),
+    **dict.fromkeys(("notin", "!="), "NotIn"),
+}
 _REFERENCE: Final = ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
 
 #: What events.k8s.io calls the fields of stored events.
@@ -95,17 +105,14 @@ def label_selector(text: str) -> Test:
     return test
 
 
+def selector_of(selector: Mapping[str, Any] | None) -> LabelSelector:
+    """The selector inside an object (matchLabels, matchExpressions); none at all selects everything."""
+    return read_label_selector(selector or {})
+
+
 def matches_selector(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """Whether labels fit the selector inside an object (matchLabels, matchExpressions)."""
-    for key, value in ((selector or {}).get("matchLabels") or {}).items():
-        if labels.get(key) != value:
-            return False
-    for expression in (selector or {}).get("matchExpressions") or ():
-        words = {"In": "in", "NotIn": "notin", "Exists": "exists", "DoesNotExist": "!"}
-        operator = words.get(expression.get("operator", ""), "exists")
-        if not _requirement(expression["key"], operator, frozenset(expression.get("values") or ()))(labels):
-            return False
-    return True
+    """Whether labels fit the selector inside an object."""
+    return selector_of(selector).matches(labels)
 
 
 def field_selector(text: str, kind: Kind) -> Test:
@@ -291,21 +298,5 @@ def _is_word(token: str) -> bool:
 
 
 def _requirement(key: str, operator: str, values: frozenset[str]) -> Callable[[Mapping[str, str]], bool]:
-    if operator == "exists":
-        return lambda labels: key in labels
-    if operator == "!":
-        return lambda labels: key not in labels
-    if operator in ("in", "=", "=="):
-        return lambda labels: key in labels and labels[key] in values
-    if operator in ("notin", "!="):
-        return lambda labels: key not in labels or labels[key] not in values
-    bound = int(next(iter(values)))
-    above = operator == "gt"
-
-    def compare(labels: Mapping[str, str]) -> bool:
-        value = labels.get(key, "")
-        if not re.fullmatch(r"[+-]?\d+", value):
-            return False
-        return int(value) > bound if above else int(value) < bound
-
-    return compare
+    requirement = Requirement(key, _MEANING[operator], values)
+    return lambda labels: requirement.holds(labels.get(key))

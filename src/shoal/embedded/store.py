@@ -31,7 +31,7 @@ SLICED: Final[dict[ResourceKey, tuple[str, str]]] = {
 
 
 @dataclass(slots=True)
-class Change:
+class StoredChange:
     """One write: the object before and after it. A removed object has no after, but `removed` as it was at the end."""
 
     version: int
@@ -62,7 +62,7 @@ class Change:
 @dataclass(slots=True)
 class _History:
     #: In the order of versions, the newest last.
-    changes: list[Change] = field(default_factory=list)
+    changes: list[StoredChange] = field(default_factory=list)
     #: Changes up to and including this version are forgotten.
     forgotten: int = 0
 
@@ -70,7 +70,7 @@ class _History:
         """Where the changes after a version begin."""
         return bisect.bisect_right(self.changes, version, key=lambda change: change.version)
 
-    def after(self, version: int) -> list[Change]:
+    def after(self, version: int) -> list[StoredChange]:
         """What was written after a version; 410 if some of it is forgotten."""
         self.require(version)
         return self.changes[self.first_after(version) :]
@@ -102,7 +102,7 @@ class _Collection:
             part.forget(version)
 
 
-class Store:
+class ObjectStore:
     """All objects by kind, namespace and name."""
 
     def __init__(self, *, history: int = 10_000) -> None:
@@ -154,7 +154,7 @@ class Store:
         if before is None:
             self._population[key[0]] += 1
         collection.objects[key] = stored
-        self._note(resource, Change(self.version, key, before, stored))
+        self._note(resource, StoredChange(self.version, key, before, stored))
         return stored
 
     def remove(self, resource: ResourceKey, last: Object) -> Object:
@@ -165,14 +165,14 @@ class Store:
         ended = with_version(last, self.version)
         before = collection.objects.pop(key)
         self._population[key[0]] -= 1
-        self._note(resource, Change(self.version, key, before, None, removed=ended))
+        self._note(resource, StoredChange(self.version, key, before, None, removed=ended))
         return ended
 
     def require(self, resource: ResourceKey, version: int) -> None:
         """410 if something of a kind that was written after a version is forgotten."""
         self._collection(resource).history.require(version)
 
-    def changes_after(self, resource: ResourceKey, version: int, of: str | None = None) -> list[Change]:
+    def changes_after(self, resource: ResourceKey, version: int, of: str | None = None) -> list[StoredChange]:
         """What was written after a version, in one slice or at all; 410 if some of it is forgotten."""
         collection = self._collection(resource)
         return (collection.history if of is None else collection.slices[of]).after(version)
@@ -197,7 +197,7 @@ class Store:
     def _collection(self, resource: ResourceKey) -> _Collection:
         return self._collections.setdefault(resource, _Collection())
 
-    def _note(self, resource: ResourceKey, change: Change) -> None:
+    def _note(self, resource: ResourceKey, change: StoredChange) -> None:
         """Keep a change, and tell those who listen."""
         collection = self._collection(resource)
         concerned = _slices(resource, change)
@@ -212,7 +212,7 @@ class Store:
                 listener()
 
 
-def _slices(resource: ResourceKey, change: Change) -> set[str]:
+def _slices(resource: ResourceKey, change: StoredChange) -> set[str]:
     """The slices that a change is in."""
     path = SLICED.get(resource)
     if path is None:

@@ -12,6 +12,7 @@ from shoal.embedded.registry import MODIFIED, Registry, uid_conflict
 from shoal.embedded.selectors import matches_selector
 from shoal.embedded.store import Object
 from shoal.embedded.writes import Write
+from shoal.model.contract import kubernetes
 
 # Does a pod's disruption budget allow its eviction? What the eviction subresource asks before it deletes.
 
@@ -23,7 +24,7 @@ _RETRY_SECONDS: Final = 10
 
 def ask_budget(registry: Registry, pod: Object, *, dry_run: bool) -> None:
     """Take one disruption of the pod's budget, or raise; a pod that serves nobody needs none."""
-    if pod["status"].get("phase") in ("Succeeded", "Failed", "Pending") or "deletionTimestamp" in pod["metadata"]:
+    if pod["status"].get("phase") in (*kubernetes.FINISHED_PHASES, "Pending") or "deletionTimestamp" in pod["metadata"]:
         return
     labels = pod["metadata"].get("labels") or {}
     budgets = [

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from shoal.kube.objects.meta import Base
 
 Labels = Mapping[str, str]
@@ -38,6 +40,12 @@ class RawNodeSelectorTerm(Base, frozen=True, kw_only=True):
 
     match_expressions: tuple[RawRequirement, ...] | None = None
     match_fields: tuple[RawRequirement, ...] | None = None
+
+
+class RawNodeSelector(Base, frozen=True, kw_only=True):
+    """A node selector as a manifest has it: required node affinity."""
+
+    node_selector_terms: tuple[RawNodeSelectorTerm, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +128,14 @@ def label_selector(raw: RawLabelSelector | None) -> LabelSelector:
     return LabelSelector(tuple(requirements))
 
 
+def read_label_selector(raw: object) -> LabelSelector:
+    """The selector as decoded JSON has it; one that cannot be read selects nothing."""
+    try:
+        return label_selector(msgspec.convert(raw, RawLabelSelector | None))
+    except msgspec.ValidationError:
+        return MATCHES_NOTHING
+
+
 def _equal(key: str, value: str) -> Requirement:
     return Requirement(key, "In", frozenset((value,)))
 
@@ -142,12 +158,20 @@ class NodeSelectorTerm:
     labels: tuple[Requirement, ...]
     names: tuple[Requirement, ...] = ()
 
+    def matches(self, name: str, labels: Labels) -> bool:
+        """Whether a node with this name and these labels is meant."""
+        return all(one.holds(labels.get(one.key)) for one in self.labels) and all(one.holds(name) for one in self.names)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSelector:
     """One of the terms must match; with no terms, no node does."""
 
     terms: tuple[NodeSelectorTerm, ...]
+
+    def matches(self, name: str, labels: Labels) -> bool:
+        """Whether a node with this name and these labels is meant."""
+        return any(term.matches(name, labels) for term in self.terms)
 
 
 def node_term(raw: RawNodeSelectorTerm) -> NodeSelectorTerm | None:
@@ -173,6 +197,14 @@ def _read_field(raw: RawRequirement) -> Requirement | None:
 def node_selector(terms: tuple[RawNodeSelectorTerm, ...]) -> NodeSelector:
     """The terms that can match."""
     return NodeSelector(tuple(found for raw in terms if (found := node_term(raw)) is not None))
+
+
+def read_node_selector(raw: object) -> NodeSelector:
+    """The selector as decoded JSON has it; one that cannot be read selects no node."""
+    try:
+        return node_selector(msgspec.convert(raw, RawNodeSelector).node_selector_terms or ())
+    except msgspec.ValidationError:
+        return NodeSelector(())
 
 
 def labels_term(labels: Labels) -> NodeSelectorTerm:

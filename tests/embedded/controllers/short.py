@@ -7,12 +7,12 @@ from shoal.embedded.controllers.execute import (
     Action,
     Create,
     Delete,
-    Event,
+    EventAction,
     Failure,
     Owned,
     Remember,
     Requeue,
-    Status,
+    StatusUpdate,
     Update,
 )
 from shoal.embedded.controllers.reconcile import daemon_set, deployment, job, replica_set, stateful_set
@@ -134,9 +134,9 @@ def shown(action: Action) -> Object:
             return {"update": f"{kind.plural}/{subresource}".rstrip("/"), "name": obj["metadata"]["name"], "obj": obj}
         case Delete(kind, obj):
             return {"delete": kind.plural, "name": obj["metadata"]["name"], "how": action.propagation}
-        case Status(obj):
+        case StatusUpdate(obj):
             return {"status": obj["status"], "notes": obj["metadata"].get("annotations", {})}
-        case Event(reason, message, warning):
+        case EventAction(reason, message, warning):
             return {"event": f"{reason}: {message}", "warning": warning}
         case Requeue(at):
             return {"again": (at - NOW).total_seconds()}

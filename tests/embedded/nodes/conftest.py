@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.embedded.nodes.app import Nodes
-from shoal.embedded.nodes.cluster import NodeSpec
+from shoal.embedded.nodes.cluster import NodeDescription
 from tests.embedded.nodes.simulated import TIMING, SimulatedNode, SimulatedServer
 from tests.kubelet.conftest import new_plugin, plugin_loop, pods  # noqa: F401 - fixtures
 from tests.kubelet.device_plugin import PluginLoop
@@ -59,7 +59,7 @@ def namespace(apiserver: SimulatedServer) -> str:
 @pytest.fixture(scope="session")
 def kubelet(apiserver: SimulatedServer, simulated: Nodes) -> Iterator[SimulatedNode]:
     """A node that is shared by all tests of the run: do not restart it."""
-    node = SimulatedNode(apiserver, simulated, NodeSpec("shared", pods=500))
+    node = SimulatedNode(apiserver, simulated, NodeDescription("shared", pods=500))
     yield node
     node.stop()
 
@@ -71,7 +71,7 @@ def new_node(apiserver: SimulatedServer, simulated: Nodes) -> Iterator[NewSimula
     numbers = itertools.count(1)
 
     def make(**options: object) -> SimulatedNode:
-        spec = NodeSpec(f"own-{uuid.uuid4().hex[:6]}-{next(numbers)}", **options)  # type: ignore[arg-type]
+        spec = NodeDescription(f"own-{uuid.uuid4().hex[:6]}-{next(numbers)}", **options)  # type: ignore[arg-type]
         made.append(SimulatedNode(apiserver, simulated, spec))
         return made[-1]
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.nodes.app import Nodes
-from shoal.embedded.nodes.cluster import NodeSpec
+from shoal.embedded.nodes.cluster import NodeDescription
 from shoal.embedded.nodes.kubelet import Kubelet
 from shoal.embedded.nodes.pods.states import Timing
 from shoal.kubelet import constants
@@ -151,7 +151,7 @@ class _Said(logging.Handler):
 class SimulatedNode:
     """One node, behind what `tests.testbed.node.Node` offers."""
 
-    def __init__(self, server: SimulatedServer, nodes: Nodes, spec: NodeSpec) -> None:
+    def __init__(self, server: SimulatedServer, nodes: Nodes, spec: NodeDescription) -> None:
         self.name = spec.name
         self.inner = server.loop.run(nodes.add(spec))
         self.kubelet = _Program(server.loop, self.inner)

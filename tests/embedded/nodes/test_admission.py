@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from shoal.embedded.nodes.pods.admission import check, requests_of, tolerates
+from shoal.embedded.nodes.pods.admission import check, requests_of
 
 NODE = {
     "metadata": {"labels": {"zone": "east"}},
@@ -84,21 +84,3 @@ def test_a_pod_needs_the_largest_of_its_phases() -> None:
     assert requests_of(wanted["spec"]) == {"cpu": Fraction(6)}
     wanted = pod({"cpu": "3"}, {"cpu": "2"}, init=(({"cpu": "5"}, {}), sidecar))
     assert requests_of(wanted["spec"]) == {"cpu": Fraction(6)}
-
-
-@pytest.mark.parametrize(
-    ("toleration", "stands"),
-    [
-        ({"operator": "Exists"}, True),
-        ({"key": "t", "operator": "Exists"}, True),
-        ({"key": "t", "value": "v"}, True),
-        ({"key": "t", "operator": "Equal", "value": "v", "effect": "NoExecute"}, True),
-        ({"key": "t", "value": "w"}, False),
-        ({"key": "t"}, False),
-        ({"key": "u", "operator": "Exists"}, False),
-        ({"key": "t", "operator": "Exists", "effect": "NoSchedule"}, False),
-        ({"value": "v"}, False),
-    ],
-)
-def test_tolerations(toleration: dict, stands: bool) -> None:
-    assert tolerates(toleration, NODE["spec"]["taints"][0]) is stands  # type: ignore[index]

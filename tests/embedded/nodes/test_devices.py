@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shoal.embedded.nodes.devices import checkpoint
-from shoal.embedded.nodes.devices.accounting import Accounts, Device, Reuse
+from shoal.embedded.nodes.devices.accounting import Accounts, PluginDevice, Reuse
 from shoal.embedded.nodes.devices.checkpoint import Checkpoint, Entry
 from shoal.embedded.nodes.devices.manager import DeviceManager
 from shoal.embedded.nodes.errors import AllocationError, CheckpointError
@@ -30,7 +30,7 @@ R = "shoal.test/r"
 
 def accounts(*devices: str, resource: str = R) -> Accounts:
     made = Accounts(random.Random(1))
-    made.listed(resource, [Device(one) for one in devices])
+    made.listed(resource, [PluginDevice(one) for one in devices])
     return made
 
 
@@ -104,7 +104,7 @@ def test_devices_that_are_not_there() -> None:
     with pytest.raises(AllocationError, match="cannot allocate unregistered device other"):
         books.choose("p", "c", "other", 1, set())
     take(books, "p", "c", 2)
-    books.listed(R, [Device("a"), Device("b", healthy=False)])
+    books.listed(R, [PluginDevice("a"), PluginDevice("b", healthy=False)])
     assert books.counts() == {R: (2, 1)}
     with pytest.raises(AllocationError, match="previously allocated devices are no longer healthy"):
         books.choose("p", "c", R, 2, set())
@@ -129,7 +129,7 @@ def test_what_the_plugin_prefers() -> None:
 
 def test_numa_nodes_are_written_down() -> None:
     books = Accounts(random.Random(1))
-    books.listed(R, [Device("a", numa=(0,)), Device("b", numa=(0, 1)), Device("c")])
+    books.listed(R, [PluginDevice("a", numa=(0,)), PluginDevice("b", numa=(0, 1)), PluginDevice("c")])
     take(books, "p", "c", 3)
     (entry,) = books.checkpoint().entries
     assert {numa: set(ids) for numa, ids in entry.devices.items()} == {0: {"a", "b"}, 1: {"b"}, -1: {"c"}}
@@ -160,7 +160,7 @@ def test_a_restart_keeps_whose_devices_are_taken_and_waits_for_the_plugin() -> N
     assert again.counts() == {R: (0, 0)}
     with pytest.raises(AllocationError, match="no healthy devices present"):
         again.choose("two", "main", R, 1, set())
-    again.listed(R, [Device(one) for one in "abc"])
+    again.listed(R, [PluginDevice(one) for one in "abc"])
     assert take(again, "two", "main", 1) == {"a", "b", "c"} - held
 
 
@@ -214,7 +214,7 @@ class Books(RuleBasedStateMachine):
 
     @rule(ill=st.sets(st.sampled_from("abcdefgh"), max_size=8))
     def listed(self, ill: set[str]) -> None:
-        self.books.listed(R, [Device(one, healthy=one not in ill) for one in "abcdefgh"])
+        self.books.listed(R, [PluginDevice(one, healthy=one not in ill) for one in "abcdefgh"])
 
     @rule()
     def restart(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.kinds import PODS
 from shoal.embedded.nodes.app import Nodes
-from shoal.embedded.nodes.cluster import NodeSpec
+from shoal.embedded.nodes.cluster import NodeDescription
 from tests.embedded.nodes.manual_clock import ManualClock
 from tests.kube.waiting import until
 
@@ -37,7 +37,7 @@ class World:
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     clock = ManualClock()
     async with EmbeddedApi(tmp_path / "api", clock=clock.now) as api:
-        nodes = Nodes(api, [NodeSpec("n", device_plugins=False)], tmp_path / "n", clock=clock)
+        nodes = Nodes(api, [NodeDescription("n", device_plugins=False)], tmp_path / "n", clock=clock)
         await nodes.start()
         script = "echo one; sleep 10; echo two; sleep 10; echo three; sleep 10; exit 0"
         spec = {
@@ -113,7 +113,7 @@ async def test_a_node_that_is_nobodys(world: World) -> None:
 
 async def test_the_server_ends_while_somebody_follows(tmp_path: Path) -> None:
     api = EmbeddedApi(tmp_path / "api")
-    nodes = Nodes(api, [NodeSpec("n", device_plugins=False)], tmp_path / "n")
+    nodes = Nodes(api, [NodeDescription("n", device_plugins=False)], tmp_path / "n")
     async with api:
         await nodes.start()
         spec = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.embedded.nodes.errors import WorkloadError
+from shoal.embedded.nodes.errors import SimulatedWorkloadError
 from shoal.embedded.nodes.pods.scripts import interpret
 from shoal.embedded.nodes.pods.workload import JOB_SECONDS, Plan, plan_of, read
 from tests.cases import read_cases
@@ -34,14 +34,14 @@ def test_annotation(text: str) -> None:
 
 @pytest.mark.parametrize("text", CASES["refused"])
 def test_annotation_that_cannot_be_read(text: str) -> None:
-    with pytest.raises(WorkloadError) as refused:
+    with pytest.raises(SimulatedWorkloadError) as refused:
         planned({}, {"shoal.dev/simulate": text})
     assert CASES["refused"][text] in str(refused.value)
     assert str(refused.value).startswith("annotation shoal.dev/simulate")
 
 
 def test_annotation_that_is_too_long() -> None:
-    with pytest.raises(WorkloadError, match="longer than 1000"):
+    with pytest.raises(SimulatedWorkloadError, match="longer than 1000"):
         read("exit=1 " * 1000, where="annotation")
 
 
@@ -88,6 +88,6 @@ def test_no_script_is_too_much(text: str) -> None:
 
 @given(st.text(max_size=60))
 def test_no_annotation_is_too_much(text: str) -> None:
-    with contextlib.suppress(WorkloadError):
+    with contextlib.suppress(SimulatedWorkloadError):
         plan = read(text, where="annotation")
         assert plan.seconds is None or plan.seconds >= 0

@@ -12,7 +12,7 @@ import pytest
 from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import NAMESPACES, POLICIES, POLICY_BINDINGS, Kind
-from shoal.embedded.policies.cel import CelError, Environment, Evaluation, with_variables
+from shoal.embedded.policies.cel import CelEnvironment, CelError, Evaluation, with_variables
 from shoal.embedded.registry import Registry
 
 Object = dict[str, Any]
@@ -235,7 +235,7 @@ def test_names_of_variables_in_texts_are_texts() -> None:
 
 
 def test_a_value_that_python_cannot_hold_is_told() -> None:
-    environment = Environment()
+    environment = CelEnvironment()
     evaluation = Evaluation(environment, environment.seen({"object": {}}), {}, lambda asked: False)
     with pytest.raises(CelError, match="none that can be kept here"):
         evaluation.of(environment.compile("optional.of(1)"))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from shoal.agent.errors import IdentityError
 from shoal.agent.node.given import Given, GivenFiles
@@ -24,10 +23,9 @@ from shoal.kube.resources import PODS
 from shoal.kube.store import Change
 from shoal.model.allocation import Allocation, CardShare, Held
 from shoal.model.bound import on_cards
+from shoal.model.contract import kubernetes
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import NodeGpus
-
-_OVER: Final = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +331,7 @@ class NodePods:
         """Take over a version of a pod. What it holds is read anew if `again`, or if the pod says otherwise now."""
         uid = pod.metadata.uid
         known = self._known.get(uid)
-        if pod.status.phase not in _OVER:
+        if pod.status.phase not in kubernetes.FINISHED_PHASES:
             self._ending.pop(uid, None)
             self._put(uid, NodePod(pod, self._holding(pod, again=again), given=uid in self._given))
         elif known is None or not known.over:

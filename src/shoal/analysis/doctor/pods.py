@@ -14,7 +14,7 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import manifest_of
 from shoal.model.allocation import CardShare
 from shoal.model.bound import allocation_of
-from shoal.model.contract import shoal
+from shoal.model.contract import kubernetes, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.gpu import NodeGpus
@@ -24,7 +24,6 @@ from shoal.model.pod import request_of
 from shoal.model.request import Request, Share
 from shoal.scheduler.state.holdings import claims_for_nothing
 
-_FINISHED: Final = ("Succeeded", "Failed")
 #: A scheduler that is there says something within this time.
 _SILENCE_SECONDS: Final = 60.0
 
@@ -35,7 +34,9 @@ def unheard(installation: Installation) -> Iterator[Finding]:
     for pod in installation.pods:
         if pod.spec.node_name or pod.spec.scheduling_gates or pod.metadata.deletion_timestamp is not None:
             continue
-        if pod.status.phase in _FINISHED or any(one.type == "PodScheduled" for one in pod.status.conditions):
+        if pod.status.phase in kubernetes.FINISHED_PHASES or any(
+            one.type == "PodScheduled" for one in pod.status.conditions
+        ):
             continue
         born = moment(pod.metadata.creation_timestamp)
         if born is not None and (installation.now - born).total_seconds() > _SILENCE_SECONDS and _asks(pod):
@@ -62,7 +63,7 @@ def allocations(installation: Installation) -> Iterator[Finding]:
     told = {node.metadata.name: _held(node) for node in installation.nodes}
     for pod in installation.pods:
         inventory = inventories.get(pod.spec.node_name)
-        if inventory is None or pod.status.phase in _FINISHED or not _asks(pod):
+        if inventory is None or pod.status.phase in kubernetes.FINISHED_PHASES or not _asks(pod):
             continue
         given = told[inventory.name].get(pod.metadata.uid)
         if given is not None:

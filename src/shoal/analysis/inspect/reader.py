@@ -24,7 +24,7 @@ from shoal.analysis.inspect.use import (
 from shoal.kube.resources import manifest_of
 from shoal.model.allocation import Allocation, CardShare
 from shoal.model.bound import allocation_of
-from shoal.model.contract import gpushare, keti, nvidia, shoal
+from shoal.model.contract import gpushare, keti, kubernetes, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, ModelError
 from shoal.model.gpu import Gpu, NodeGpus
@@ -37,7 +37,6 @@ _RESOURCES: Final = frozenset(
     (gpushare.RESOURCE_MEMORY, gpushare.RESOURCE_COMPUTE, keti.RESOURCE_MPS, nvidia.RESOURCE_GPU)
 )
 _COUNTED: Final = (gpushare.RESOURCE_MEMORY, gpushare.RESOURCE_COUNT)
-_FINISHED: Final = ("Succeeded", "Failed")
 #: In place of the namespace of a pod that is gone and still holds cards; its UID is all that is known of it.
 GONE: Final = "(gone)"
 
@@ -111,7 +110,7 @@ class UseReader:
         for pod in pods:
             node = self._nodes.get(pod.spec.node_name)
             given = None if node is None else node.held.get(pod.metadata.uid)
-            if given is None and (not _asks(pod) or pod.status.phase in _FINISHED):
+            if given is None and (not _asks(pod) or pod.status.phase in kubernetes.FINISHED_PHASES):
                 continue
             gpus = node.use.node if node is not None and node.use is not None else None
             own = self._unit or (node.unit if node is not None else None) or unit

@@ -11,7 +11,7 @@ from shoal.embedded.access.tokens import Tokens
 from shoal.embedded.access.users import ADMIN, AUTHENTICATED, MASTERS, User, account_name, account_of, groups_of
 from shoal.embedded.errors import ApiStatus, bad_request, forbidden
 from shoal.embedded.registry import Registry
-from shoal.embedded.store import Object, Store
+from shoal.embedded.store import Object, ObjectStore
 
 _VERBS: Final = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _COLLECTIONS: Final = {"get": "list", "delete": "deletecollection"}
@@ -179,7 +179,7 @@ GROUP: Final = "rbac.authorization.k8s.io"
 _PLURALS: Final = {"ClusterRole": "clusterroles", "Role": "roles"}
 
 
-def decide(store: Store, user: User, wanted: Asked) -> tuple[bool, str]:
+def decide(store: ObjectStore, user: User, wanted: Asked) -> tuple[bool, str]:
     """Whether the user may, and by what; or why a binding did not help."""
     if user.is_master:
         return True, ""
@@ -195,7 +195,7 @@ def decide(store: Store, user: User, wanted: Asked) -> tuple[bool, str]:
     return False, f"RBAC: {told[0] if len(told) == 1 else '[' + ', '.join(told) + ']'}"
 
 
-def rules_of(store: Store, user: User, namespace: str) -> list[dict[str, Any]]:
+def rules_of(store: ObjectStore, user: User, namespace: str) -> list[dict[str, Any]]:
     """Every rule that holds for a user in a namespace."""
     if user.is_master:
         verbs = ["*"]
@@ -233,7 +233,7 @@ def _has_resource(resources: Sequence[str], wanted: Asked) -> bool:
     return not parts.isdisjoint(resources)
 
 
-def _bindings(store: Store, user: User, namespace: str) -> Iterator[tuple[Object, dict[str, Any]]]:
+def _bindings(store: ObjectStore, user: User, namespace: str) -> Iterator[tuple[Object, dict[str, Any]]]:
     """The bindings that name a user, each with the subject that does."""
     found = store.objects((GROUP, "clusterrolebindings"))
     if namespace:
@@ -253,7 +253,7 @@ def _is_meant(subject: dict[str, Any], user: User, home: str) -> bool:
     return name in user.groups if subject.get("kind") == "Group" else name == user.name
 
 
-def _rules(store: Store, binding: Object) -> tuple[list[dict[str, Any]], str]:
+def _rules(store: ObjectStore, binding: Object) -> tuple[list[dict[str, Any]], str]:
     """The rules of a binding's role, and what is wrong with it."""
     reference = binding.get("roleRef") or {}
     kind, name = reference.get("kind", ""), reference.get("name", "")

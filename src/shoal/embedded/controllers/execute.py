@@ -10,7 +10,7 @@ from typing import Any, Final
 from shoal.embedded.deletion import DeleteOptions, Deletion
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import Kind
-from shoal.embedded.recorder import Recorder
+from shoal.embedded.recorder import EventWriter
 from shoal.embedded.registry import Registry
 from shoal.embedded.store import Object
 
@@ -18,7 +18,7 @@ from shoal.embedded.store import Object
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class EventAction:
     """Something to tell about the object. `{name}` stands for the name of what was made, `{error}` for the refusal."""
 
     reason: str
@@ -32,8 +32,8 @@ class Create:
 
     kind: Kind
     obj: Object
-    success: Event | None = None
-    failure: Event | None = None
+    success: EventAction | None = None
+    failure: EventAction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,14 @@ class Delete:
 
     kind: Kind
     obj: Object
-    success: Event | None = None
-    failure: Event | None = None
+    success: EventAction | None = None
+    failure: EventAction | None = None
     propagation: str = "Background"
     grace_seconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class StatusUpdate:
     """Write the status, and the annotations, of the object itself."""
 
     obj: Object
@@ -86,7 +86,7 @@ class Failure:
     message: str
 
 
-Action = Create | Update | Delete | Status | Event | Requeue | Remember
+Action = Create | Update | Delete | StatusUpdate | EventAction | Requeue | Remember
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,9 @@ MANAGER: Final = "kube-controller-manager"
 class Execution:
     """The actions for one object, and what came of them."""
 
-    def __init__(self, registry: Registry, deletion: Deletion, recorder: Recorder, kind: Kind, about: Object) -> None:
+    def __init__(
+        self, registry: Registry, deletion: Deletion, recorder: EventWriter, kind: Kind, about: Object
+    ) -> None:
         self.again: datetime | None = None
         #: Set when the controller wants something remembered.
         self.memory: Any = None
@@ -145,9 +147,9 @@ class Execution:
                 return self._update(kind, obj, subresource)
             case Delete():
                 return self._delete(action)
-            case Status(obj):
+            case StatusUpdate(obj):
                 return self._update(self._kind, obj, "status")
-            case Event():
+            case EventAction():
                 self._tell(action)
             case Requeue(at):
                 self.again = at if self.again is None else min(at, self.again)
@@ -192,7 +194,7 @@ class Execution:
         self._tell(action.success, name=metadata["name"])
         return None
 
-    def _tell(self, event: Event | None, **words: str) -> None:
+    def _tell(self, event: EventAction | None, **words: str) -> None:
         if event is None:
             return
         message = event.message

@@ -22,7 +22,7 @@ from shoal.embedded.controllers.table import CONTROLLERS, Controller
 from shoal.embedded.controllers.world import World
 from shoal.embedded.deletion import Deletion
 from shoal.embedded.kinds import BUDGETS, DAEMON_SETS, JOBS, NODES, PODS, REPLICA_SETS, Kind
-from shoal.embedded.recorder import Recorder
+from shoal.embedded.recorder import EventWriter
 from shoal.embedded.registry import Registry
 from shoal.embedded.selectors import matches_selector
 from shoal.embedded.store import Key, Object, key_of
@@ -138,7 +138,7 @@ class Controllers:
         self._by_name: Mapping[str, Controller] = {one.name: one for one in CONTROLLERS}
         self._by_kind = {(one.kind.group, one.kind.kind): one for one in CONTROLLERS}
         self._recorders = {
-            name: Recorder(registry, name, manager=MANAGER) for name in (*self._by_name, _TRACKED, _LOST)
+            name: EventWriter(registry, name, manager=MANAGER) for name in (*self._by_name, _TRACKED, _LOST)
         }
 
     async def run(self) -> None:

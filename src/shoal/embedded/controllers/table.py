@@ -31,7 +31,7 @@ from shoal.embedded.kinds import (
     STATEFUL_SETS,
     Kind,
 )
-from shoal.embedded.selectors import matches_selector
+from shoal.embedded.selectors import selector_of
 from shoal.embedded.store import Object
 
 
@@ -84,11 +84,11 @@ def _of_job(world: World, obj: Object) -> Owned:
 
 
 def _of_budget(world: World, obj: Object) -> Owned:
-    namespace, selector = obj["metadata"]["namespace"], obj["spec"].get("selector")
+    namespace, selector = obj["metadata"]["namespace"], selector_of(obj["spec"].get("selector"))
     found = tuple(
         pod
         for pod in world.all(PODS, namespace)
-        if matches_selector(selector, pod["metadata"].get("labels") or {}) and not pods.is_finished(pod)
+        if selector.matches(pod["metadata"].get("labels") or {}) and not pods.is_finished(pod)
     )
     wanted = {}
     for pod in found:

@@ -12,7 +12,7 @@ from shoal.embedded.errors import ApiStatus, FieldError, bad_request, forbidden_
 from shoal.embedded.http.bodies import json_error
 from shoal.embedded.kinds import Kind
 from shoal.embedded.selectors import Test, both, demanded_value, everything, field_selector, label_selector
-from shoal.embedded.store import SLICED, Key, Object, Store, key_of
+from shoal.embedded.store import SLICED, Key, Object, ObjectStore, key_of
 
 _TOO_OLD: Final = (
     "The provided continue parameter is too old to display a consistent list result. You can start a new list without "
@@ -61,7 +61,9 @@ def read_options(query: Mapping[str, str], kind: Kind, name: str = "") -> ListOp
     return options
 
 
-def list_objects(store: Store, kind: Kind, namespace: str, options: ListOptions) -> tuple[list[Object], dict[str, Any]]:
+def list_objects(
+    store: ObjectStore, kind: Kind, namespace: str, options: ListOptions
+) -> tuple[list[Object], dict[str, Any]]:
     """One page of objects and the metadata of the list."""
     version, start = store.version, None
     if options.continue_:
@@ -99,7 +101,7 @@ def too_large(wanted: int, present: int) -> ApiStatus:
     return ApiStatus(504, "Timeout", message, {"causes": [cause], "retryAfterSeconds": 1})
 
 
-def _objects_at(store: Store, kind: Kind, namespace: str, version: int, start: Key | None) -> list[Object]:
+def _objects_at(store: ObjectStore, kind: Kind, namespace: str, version: int, start: Key | None) -> list[Object]:
     if version >= store.version:
         return store.objects(kind.key, namespace)
     try:

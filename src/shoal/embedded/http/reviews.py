@@ -12,13 +12,15 @@ from shoal.embedded.access.users import User
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.http import bodies
 from shoal.embedded.http.answers import answer
-from shoal.embedded.store import Object, Store
+from shoal.embedded.store import Object, ObjectStore
 
 _AUTHORIZATION: Final = ["apis", "authorization.k8s.io", "v1"]
 _AUTHENTICATION: Final = ["apis", "authentication.k8s.io", "v1"]
 
 
-async def review(request: web.Request, path: list[str], user: User, gate: Gate, store: Store) -> web.Response | None:
+async def review(
+    request: web.Request, path: list[str], user: User, gate: Gate, store: ObjectStore
+) -> web.Response | None:
     """The answer to a review; None if the path is not one."""
     api, question = path[:3], path[-1]
     if api == _AUTHENTICATION and question == "selfsubjectreviews":
@@ -52,7 +54,7 @@ def _subject(spec: Object) -> User:
     return User(spec.get("user") or "", tuple(spec.get("groups") or ()), spec.get("uid") or "")
 
 
-def _rules(store: Store, user: User, spec: Object) -> dict[str, Any]:
+def _rules(store: ObjectStore, user: User, spec: Object) -> dict[str, Any]:
     rules = rules_of(store, user, spec.get("namespace") or "")
     return {
         "resourceRules": [rule for rule in rules if "resources" in rule],

@@ -21,7 +21,7 @@ from shoal.embedded.http.answers import Form, shown
 from shoal.embedded.http.lists import ListOptions, truth
 from shoal.embedded.http.paths import Target
 from shoal.embedded.registry import Registry
-from shoal.embedded.store import Change, Object
+from shoal.embedded.store import Object, StoredChange
 
 _BOOKMARK_SECONDS: Final = 60.0
 _BEFORE_END_SECONDS: Final = 2.0
@@ -141,7 +141,7 @@ class _Watch:
         namespace = self._target.namespace
         return (not namespace or obj["metadata"].get("namespace") == namespace) and self._options.test(obj)
 
-    def _change_line(self, change: Change) -> bytes:
+    def _change_line(self, change: StoredChange) -> bytes:
         seen = change.seen_by(self._sees)
         if seen is None:
             return b""

@@ -15,7 +15,7 @@ from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import PODS
 from shoal.embedded.logs import LogSources
 from shoal.embedded.nodes.clock import Clock, WallClock
-from shoal.embedded.nodes.cluster import NodeSpec
+from shoal.embedded.nodes.cluster import NodeDescription
 from shoal.embedded.nodes.devices.plugins import socket_address
 from shoal.embedded.nodes.errors import NodesError
 from shoal.embedded.nodes.faults import Faults
@@ -23,7 +23,7 @@ from shoal.embedded.nodes.host import Folders, Host
 from shoal.embedded.nodes.kubelet import Kubelet
 from shoal.embedded.nodes.lifecycle import NodeLifecycle
 from shoal.embedded.nodes.pods.states import Timing
-from shoal.embedded.recorder import Recorder
+from shoal.embedded.recorder import EventWriter
 from shoal.embedded.registry import Registry
 from shoal.gpu.simulated import SimulatedNvml
 
@@ -50,7 +50,7 @@ class Nodes:
     def __init__(
         self,
         api: Api,
-        specs: Iterable[NodeSpec],
+        specs: Iterable[NodeDescription],
         directory: Path,
         *,
         clock: Clock | None = None,
@@ -64,7 +64,7 @@ class Nodes:
         self._clock: Clock = clock or WallClock(api.registry.clock)
         self._timing = timing or Timing()
         self._rng = rng or random.Random()
-        self._recorder = Recorder(api.registry, "kubelet")
+        self._recorder = EventWriter(api.registry, "kubelet")
         self._plugin_calls = asyncio.Semaphore(_PLUGIN_CALLS)
         self._kubelets: dict[str, Kubelet] = {}
         self._numbers = itertools.count()
@@ -86,7 +86,7 @@ class Nodes:
     def __len__(self) -> int:
         return len(self._kubelets)
 
-    def _make(self, spec: NodeSpec) -> Kubelet:
+    def _make(self, spec: NodeDescription) -> Kubelet:
         if spec.name in self._kubelets:
             raise NodesError(f"there is a node {spec.name!r} already: choose another name")
         folders = Folders(self._directory / spec.name)
@@ -143,7 +143,7 @@ class Nodes:
             self._api.logs.remove(kubelet.name)
             await kubelet.stop()
 
-    async def add(self, spec: NodeSpec) -> Kubelet:
+    async def add(self, spec: NodeDescription) -> Kubelet:
         """One more node, at once."""
         kubelet = self._make(spec)
         self._api.logs.add(spec.name, kubelet.host)

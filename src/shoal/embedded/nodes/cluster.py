@@ -42,7 +42,7 @@ _TAINT: Final = re.compile(r"(?P<key>[^=:]+)(?:=(?P<value>[^=:]*))?:(?P<effect>[
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSpec:
+class NodeDescription:
     """One node to simulate."""
 
     name: str
@@ -57,12 +57,12 @@ class NodeSpec:
     device_plugins: bool = True
 
 
-def few(count: int, gpus: object = "", *, prefix: str = "node") -> tuple[NodeSpec, ...]:
+def few(count: int, gpus: object = "", *, prefix: str = "node") -> tuple[NodeDescription, ...]:
     """Equal nodes, as `--nodes 3 --gpus 4xA30-24G` asks for them."""
     return parse([{"name": prefix, "count": count, "gpus": gpus or []}])
 
 
-def read_file(path: Path) -> tuple[NodeSpec, ...]:
+def read_file(path: Path) -> tuple[NodeDescription, ...]:
     """The nodes of a cluster file."""
     try:
         with path.open("rb") as file:
@@ -80,9 +80,9 @@ def read_file(path: Path) -> tuple[NodeSpec, ...]:
     return parse(content["nodes"], where=f"{path}: nodes")
 
 
-def parse(groups: Sequence[object], *, where: str = "nodes") -> tuple[NodeSpec, ...]:
+def parse(groups: Sequence[object], *, where: str = "nodes") -> tuple[NodeDescription, ...]:
     """The nodes that groups describe. `where` begins the message of a ClusterError."""
-    found: list[NodeSpec] = []
+    found: list[NodeDescription] = []
     for number, group in enumerate(groups):
         found += _group(group, f"{where}[{number}]")
         if len(found) > MAX_NODES:
@@ -95,7 +95,7 @@ def parse(groups: Sequence[object], *, where: str = "nodes") -> tuple[NodeSpec, 
     return tuple(found)
 
 
-def _group(group: object, where: str) -> list[NodeSpec]:
+def _group(group: object, where: str) -> list[NodeDescription]:
     if not isinstance(group, Mapping):
         raise ClusterError(f"{where}: {shown(group)} is not a group of nodes: write name, count, gpus and so on")
     for key in group:
@@ -106,13 +106,13 @@ def _group(group: object, where: str) -> list[NodeSpec]:
         raise ClusterError(f"{where}.name: {shown(name)} cannot name nodes: use lower case letters, digits and -")
     count = _whole(group.get("count", 1), f"{where}.count", MAX_NODES)
     names = [name] if "count" not in group else [f"{name}-{number}" for number in range(1, count + 1)]
-    node = NodeSpec(
+    node = NodeDescription(
         name="",
         labels=_labels(group.get("labels") or {}, f"{where}.labels"),
         taints=tuple(_taint(one, f"{where}.taints") for one in _listed(group.get("taints"), f"{where}.taints")),
-        cpu=_amount(group.get("cpu", NodeSpec("").cpu), f"{where}.cpu", binary=False),
-        memory=_amount(group.get("memory", NodeSpec("").memory), f"{where}.memory", binary=True),
-        pods=_whole(group.get("pods", NodeSpec("").pods), f"{where}.pods", _MAX_PODS),
+        cpu=_amount(group.get("cpu", NodeDescription("").cpu), f"{where}.cpu", binary=False),
+        memory=_amount(group.get("memory", NodeDescription("").memory), f"{where}.memory", binary=True),
+        pods=_whole(group.get("pods", NodeDescription("").pods), f"{where}.pods", _MAX_PODS),
         cards=_cards(group.get("gpus") or [], f"{where}.gpus"),
         resources=_resources(group.get("resources") or {}, f"{where}.resources"),
         device_plugins=_truth(group.get("devicePlugins", True), f"{where}.devicePlugins"),
@@ -120,8 +120,8 @@ def _group(group: object, where: str) -> list[NodeSpec]:
     return [_named(node, one) for one in names]
 
 
-def _named(node: NodeSpec, name: str) -> NodeSpec:
-    return NodeSpec(
+def _named(node: NodeDescription, name: str) -> NodeDescription:
+    return NodeDescription(
         name=name,
         labels=node.labels,
         taints=node.taints,

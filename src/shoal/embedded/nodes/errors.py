@@ -11,7 +11,7 @@ class ClusterError(NodesError, ValueError):
     """A description of nodes that cannot be read."""
 
 
-class WorkloadError(NodesError, ValueError):
+class SimulatedWorkloadError(NodesError, ValueError):
     """A pod's description of what it simulates that cannot be read."""
 
 
@@ -27,7 +27,7 @@ class CheckpointError(NodesError):
     """A checkpoint that is no checkpoint, or not the one that was written."""
 
 
-class ConfigError(NodesError):
+class ContainerConfigError(NodesError):
     """A container that cannot be configured, in kubelet's words."""
 
 

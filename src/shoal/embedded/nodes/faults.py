@@ -17,7 +17,7 @@ from typing import Final
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import NODES
 from shoal.embedded.nodes.errors import FaultError
-from shoal.embedded.recorder import Recorder
+from shoal.embedded.recorder import EventWriter
 from shoal.embedded.registry import Registry
 from shoal.embedded.store import Object
 from shoal.gpu.errors import GpuError
@@ -32,7 +32,7 @@ _NUMBERED: Final = re.compile(r"(xid|ecc)=(\d{1,4})")
 class Faults:
     """Follows the annotations of nodes. `cards` finds the cards of a node; None if it is not simulated here."""
 
-    def __init__(self, registry: Registry, recorder: Recorder, cards: Callable[[str], SimulatedNvml | None]) -> None:
+    def __init__(self, registry: Registry, recorder: EventWriter, cards: Callable[[str], SimulatedNvml | None]) -> None:
         self._registry = registry
         self._recorder = recorder
         self._cards = cards

@@ -16,7 +16,7 @@ from typing import Any
 from shoal.embedded.logs import Line
 from shoal.embedded.nodes.cdi_files import CdiFiles
 from shoal.embedded.nodes.clock import Clock
-from shoal.embedded.nodes.cluster import NodeSpec
+from shoal.embedded.nodes.cluster import NodeDescription
 from shoal.embedded.nodes.gpus import Programs
 from shoal.embedded.nodes.pods.machine import PodRun
 from shoal.embedded.nodes.pods.states import Log
@@ -87,7 +87,7 @@ HookRunner = Callable[[HookCall], Awaitable[None]]
 class Host:
     """One machine. `number` tells its addresses apart from those of others."""
 
-    spec: NodeSpec
+    spec: NodeDescription
     number: int
     folders: Folders
     clock: Clock

@@ -10,7 +10,7 @@ import logging
 import random
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 from shoal.embedded.deletion import Deletion
 from shoal.embedded.errors import ApiStatus
@@ -24,12 +24,12 @@ from shoal.embedded.nodes.node_object import LEASE_NAMESPACE, lease, node_object
 from shoal.embedded.nodes.pods.site import Site
 from shoal.embedded.nodes.pods.states import Timing
 from shoal.embedded.nodes.pods.worker import PodWorker
-from shoal.embedded.recorder import Recorder
+from shoal.embedded.recorder import EventWriter
 from shoal.embedded.registry import Registry
 from shoal.embedded.store import Object
+from shoal.model.contract import kubernetes
 
 log = logging.getLogger(__name__)
-_OVER: Final = ("Succeeded", "Failed")
 
 
 class Kubelet:
@@ -40,7 +40,7 @@ class Kubelet:
         host: Host,
         registry: Registry,
         deletion: Deletion,
-        recorder: Recorder,
+        recorder: EventWriter,
         *,
         leases: Kind,
         clock: Clock,
@@ -160,7 +160,7 @@ class Kubelet:
             if not self._is_present(pod):
                 self.host.forget(uid)
             return
-        if (pod.get("status") or {}).get("phase") in _OVER:
+        if (pod.get("status") or {}).get("phase") in kubernetes.FINISHED_PHASES:
             return
         worker = PodWorker(self._site, pod)
         task = asyncio.create_task(worker.run(), name=f"pod {pod['metadata']['namespace']}/{pod['metadata']['name']}")

@@ -17,10 +17,10 @@ from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import NODES, PODS
 from shoal.embedded.nodes.clock import Clock
 from shoal.embedded.nodes.node_object import LEASE_NAMESPACE
-from shoal.embedded.nodes.pods.admission import tolerates
-from shoal.embedded.recorder import Recorder
+from shoal.embedded.recorder import EventWriter
 from shoal.embedded.registry import Registry, timestamp
 from shoal.embedded.store import Key, Object, key_of
+from shoal.kube.taints import NO_EXECUTE, read_taints, read_tolerations, tolerates
 from shoal.model.contract import kubernetes
 
 #: A node that gave no sign of life for so long is quiet.
@@ -86,15 +86,15 @@ def taints_of(node: Mapping[str, Any], now: datetime) -> list[dict[str, Any]]:
 
 def stays(pod: Mapping[str, Any], taints: Iterable[Mapping[str, Any]]) -> float | None:
     """How many seconds a pod may stay under these taints; None: as long as it likes."""
-    tolerations = pod["spec"].get("tolerations") or ()
+    tolerations = read_tolerations(pod["spec"].get("tolerations"))
     allowed: list[float] = []
-    for taint in taints:
-        if taint.get("effect") != "NoExecute":
+    for taint in read_taints(taints):
+        if taint.effect != NO_EXECUTE:
             continue
         used = [one for one in tolerations if tolerates(one, taint)]
         if not used:
             return 0.0
-        allowed += [max(0.0, float(one["tolerationSeconds"])) for one in used if "tolerationSeconds" in one]
+        allowed += [max(0.0, float(one.toleration_seconds)) for one in used if one.toleration_seconds is not None]
     return min(allowed, default=None)
 
 
@@ -112,7 +112,7 @@ class NodeLifecycle:
     """The controller. `run` works until it is cancelled."""
 
     def __init__(
-        self, registry: Registry, deletion: Deletion, recorder: Recorder, clock: Clock, *, quiet: timedelta = QUIET
+        self, registry: Registry, deletion: Deletion, recorder: EventWriter, clock: Clock, *, quiet: timedelta = QUIET
     ) -> None:
         self._registry = registry
         self._deletion = deletion

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from shoal.embedded.nodes.cluster import NodeSpec
+from shoal.embedded.nodes.cluster import NodeDescription
 from shoal.embedded.registry import timestamp
 from shoal.embedded.store import Object
 from shoal.model.contract import kubernetes
@@ -24,7 +24,7 @@ _CONDITIONS: Final = (
 )
 
 
-def node_object(spec: NodeSpec, address: str, now: datetime) -> Object:
+def node_object(spec: NodeDescription, address: str, now: datetime) -> Object:
     """A node as it registers."""
     labels = {
         "beta.kubernetes.io/arch": "amd64",
@@ -50,7 +50,7 @@ def node_object(spec: NodeSpec, address: str, now: datetime) -> Object:
 
 def node_status(
     old: Mapping[str, Any],
-    spec: NodeSpec,
+    spec: NodeDescription,
     address: str,
     now: datetime,
     *,

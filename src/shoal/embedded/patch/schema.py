@@ -13,7 +13,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class MergedField:
     """How one field is merged. `of` is the type of the object, or of the list's elements."""
 
     of: str = ""
@@ -23,18 +23,18 @@ class Field:
     merge: str | None = None
 
 
-def _keyed(*keys: str, of: str = "", atomic: bool = False) -> Field:
-    return Field(of=of, keys=keys, atomic=atomic, merge=keys[0])
+def _keyed(*keys: str, of: str = "", atomic: bool = False) -> MergedField:
+    return MergedField(of=of, keys=keys, atomic=atomic, merge=keys[0])
 
 
-def _struct(of: str) -> Field:
-    return Field(of=of)
+def _struct(of: str) -> MergedField:
+    return MergedField(of=of)
 
 
-PLAIN: Final = Field()
-_ATOMIC: Final = Field(atomic=True)
-_SET: Final = Field(members=True, merge="")
-_SET_APPLIED_ONLY: Final = Field(members=True)
+PLAIN: Final = MergedField()
+_ATOMIC: Final = MergedField(atomic=True)
+_SET: Final = MergedField(members=True, merge="")
+_SET_APPLIED_ONLY: Final = MergedField(members=True)
 _META: Final = {"metadata": _struct("ObjectMeta")}
 _CONDITIONS: Final = {"conditions": _keyed("type")}
 _TEMPLATE: Final = _struct("PodTemplateSpec")
@@ -79,7 +79,7 @@ BUILT_IN_GROUPS: Final = frozenset(
     }
 )
 
-_KINDS: Final[dict[tuple[str, str], dict[str, Field]]] = {
+_KINDS: Final[dict[tuple[str, str], dict[str, MergedField]]] = {
     ("", "Binding"): _META | {"target": _ATOMIC},
     ("", "Event"): _META | {"involvedObject": _ATOMIC, "related": _ATOMIC},
     ("", "Namespace"): _META | {"status": _struct("Conditions")},
@@ -101,7 +101,7 @@ _KINDS: Final[dict[tuple[str, str], dict[str, Field]]] = {
     ("events.k8s.io", "Event"): _META | {"regarding": _ATOMIC, "related": _ATOMIC},
 }
 
-_TYPES: Final[dict[str, dict[str, Field]]] = {
+_TYPES: Final[dict[str, dict[str, MergedField]]] = {
     "Affinity": {"nodeAffinity": _struct("NodeAffinity")},
     "ClaimSpec": {"dataSource": _ATOMIC, "selector": _ATOMIC},
     "ClaimTemplate": _META | {"spec": _struct("ClaimSpec")},
@@ -125,7 +125,7 @@ _TYPES: Final[dict[str, dict[str, Field]]] = {
         "secretKeyRef": _ATOMIC,
     },
     "EphemeralVolumeSource": {"volumeClaimTemplate": _struct("ClaimTemplate")},
-    "JobStatus": {"conditions": Field(merge="type"), "uncountedTerminatedPods": _struct("UncountedPods")},
+    "JobStatus": {"conditions": MergedField(merge="type"), "uncountedTerminatedPods": _struct("UncountedPods")},
     "JobTemplateSpec": _META | {"spec": _struct("Workload")},
     "NodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": _ATOMIC},
     "NodeSpec": {"podCIDRs": _SET},
@@ -152,14 +152,14 @@ _TYPES: Final[dict[str, dict[str, Field]]] = {
     },
     "PodStatus": _CONDITIONS
     | {
-        "hostIPs": Field(merge="ip"),
+        "hostIPs": MergedField(merge="ip"),
         "podIPs": _keyed("ip"),
         "resourceClaimStatuses": _keyed("name"),
         "resources": _struct("ResourceRequirements"),
     },
     "PodTemplateSpec": _META | {"spec": _struct("PodSpec")},
     "ResourceQuotaSpec": {"scopeSelector": _ATOMIC},
-    "ResourceRequirements": {"claims": Field(keys=("name",))},
+    "ResourceRequirements": {"claims": MergedField(keys=("name",))},
     "SecretRefSource": {"secretRef": _ATOMIC},
     "ServiceSpec": {"ports": _keyed("port", "protocol"), "selector": _ATOMIC},
     "TopologySpreadConstraint": {"labelSelector": _ATOMIC},
@@ -174,12 +174,12 @@ _TYPES: Final[dict[str, dict[str, Field]]] = {
 }
 
 
-def root_of(kind: str, group: str) -> Field:
+def root_of(kind: str, group: str) -> MergedField:
     """The whole object, as if it were a field."""
-    return Field(of=f"{group}/{kind}")
+    return MergedField(of=f"{group}/{kind}")
 
 
-def member_of(parent: Field, name: str) -> Field:
+def member_of(parent: MergedField, name: str) -> MergedField:
     """How a member of this object, or of this list's elements, is merged."""
     if "/" in parent.of:
         group, _, kind = parent.of.partition("/")

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.patch.json_values import copied, same, without_nulls
-from shoal.embedded.patch.schema import BUILT_IN_GROUPS, KEY_DEFAULTS, Field, member_of, root_of
+from shoal.embedded.patch.schema import BUILT_IN_GROUPS, KEY_DEFAULTS, MergedField, member_of, root_of
 
 # Paths to the parts of an object, as `managedFields` writes them.
 #
@@ -35,7 +35,7 @@ class ElementError(Exception):
     """An element of a keyed list does not say which one it is, or says the same as another."""
 
 
-def element_of(element: Any, field: Field) -> str:
+def element_of(element: Any, field: MergedField) -> str:
     """The path element of one element of a keyed list or of a set."""
     if not field.keys:
         return f"v:{_compact(element)}"
@@ -59,17 +59,17 @@ def _keyed(names: tuple[str, ...], *values: Any) -> str:
     return f"k:{_compact(dict(sorted(zip(names, values, strict=True))))}"
 
 
-def inside(field: Field) -> Field:
+def inside(field: MergedField) -> MergedField:
     """One element of a keyed list."""
-    return Field(of=field.of, atomic=field.atomic)
+    return MergedField(of=field.of, atomic=field.atomic)
 
 
-def differences(old: Any, new: Any, root: Field) -> tuple[frozenset[Path], frozenset[Path], frozenset[Path]]:
+def differences(old: Any, new: Any, root: MergedField) -> tuple[frozenset[Path], frozenset[Path], frozenset[Path]]:
     """The paths that were added, changed and removed. Equal parts cost no more than their comparison."""
     added: set[Path] = set()
     changed: set[Path] = set()
     removed: set[Path] = set()
-    todo: list[tuple[Any, Any, Field, Path]] = [(old, new, root, ())]
+    todo: list[tuple[Any, Any, MergedField, Path]] = [(old, new, root, ())]
     while todo:
         left, right, field, path = todo.pop()
         before, after = _inner(left, field), _inner(right, field)
@@ -87,7 +87,7 @@ def differences(old: Any, new: Any, root: Field) -> tuple[frozenset[Path], froze
     return frozenset(added), frozenset(changed), frozenset(removed)
 
 
-def _inner(value: Any, field: Field) -> dict[str, tuple[Any, Field]] | None:
+def _inner(value: Any, field: MergedField) -> dict[str, tuple[Any, MergedField]] | None:
     """What a value is merged by: its members or elements with their kinds; None for what is merged whole."""
     if isinstance(value, dict) and not field.atomic:
         return {f"f:{name}": (inner, member_of(field, name)) for name, inner in value.items()}
@@ -96,13 +96,13 @@ def _inner(value: Any, field: Field) -> dict[str, tuple[Any, Field]] | None:
     return None
 
 
-def _all_paths(value: Any, field: Field, path: Path) -> Iterator[Path]:
+def _all_paths(value: Any, field: MergedField, path: Path) -> Iterator[Path]:
     yield path
     for name, (inner, below) in (_inner(value, field) or {}).items():
         yield from _all_paths(inner, below, (*path, name))
 
 
-def named_by(value: Any, field: Field, path: Path = ()) -> Iterator[Path]:
+def named_by(value: Any, field: MergedField, path: Path = ()) -> Iterator[Path]:
     """The paths that a configuration claims: its leaves, and the elements of its keyed lists."""
     if isinstance(value, dict) and value and not field.atomic:
         if path and path[-1].startswith("k:"):
@@ -324,7 +324,7 @@ def _record(entry: dict[str, Any]) -> Record:
 # Lays a configuration over an object, and takes parts out of it again, by the schema's kinds of lists and objects.
 
 
-def laid_over(live: Any, applied: Any, field: Field) -> Any:
+def laid_over(live: Any, applied: Any, field: MergedField) -> Any:
     """The object with the configuration's parts in it. A null takes the member away."""
     if isinstance(live, dict) and isinstance(applied, dict) and not field.atomic:
         result = dict(live)
@@ -339,7 +339,7 @@ def laid_over(live: Any, applied: Any, field: Field) -> Any:
     return without_nulls(copied(applied))
 
 
-def _lists(live: list[Any], applied: list[Any], field: Field) -> list[Any]:
+def _lists(live: list[Any], applied: list[Any], field: MergedField) -> list[Any]:
     """The elements of both, in the configuration's order; what only the object has goes as early as it can."""
     old = {element_of(element, field): element for element in live}
     new = {element_of(element, field): element for element in applied}
@@ -361,7 +361,7 @@ def _lists(live: list[Any], applied: list[Any], field: Field) -> list[Any]:
     return result
 
 
-def taken_out(value: Any, path: Path, field: Field) -> Any:
+def taken_out(value: Any, path: Path, field: MergedField) -> Any:
     """The object without what stands at the path."""
     head, tail = path[0], path[1:]
     if isinstance(value, dict) and head.startswith("f:") and head[2:] in value:
@@ -475,13 +475,13 @@ def _ignored(group: str, subresource: str) -> frozenset[str]:
     return frozenset({"f:spec"} if subresource == "status" else {"f:status"})
 
 
-def _unrecorded(present: dict[str, Any], root: Field, version: str, now: str) -> Record:
+def _unrecorded(present: dict[str, Any], root: MergedField, version: str, now: str) -> Record:
     """Fields of an object that nobody recorded, so that applying over them is a conflict."""
     added, _, _ = _differences({}, present, root)
     return Record("before-first-apply", "Update", version, "", now, added - UNOWNED)
 
 
-def _claims(applied: dict[str, Any], root: Field) -> frozenset[Path]:
+def _claims(applied: dict[str, Any], root: MergedField) -> frozenset[Path]:
     try:
         return frozenset(named_by(applied, root))
     except ElementError as error:
@@ -501,7 +501,7 @@ def _version_kind(applied: dict[str, Any]) -> str:
     return f"{version if '/' in version else f'/{version}'}, Kind={applied.get('kind') or ''}"
 
 
-def _merged(present: dict[str, Any], applied: dict[str, Any], root: Field) -> dict[str, Any]:
+def _merged(present: dict[str, Any], applied: dict[str, Any], root: MergedField) -> dict[str, Any]:
     try:
         result: dict[str, Any] = laid_over(present, applied, root)
     except ElementError as error:
@@ -509,7 +509,7 @@ def _merged(present: dict[str, Any], applied: dict[str, Any], root: Field) -> di
     return result
 
 
-def _pruned(value: dict[str, Any], before: Record, managed: frozenset[Path], root: Field) -> dict[str, Any]:
+def _pruned(value: dict[str, Any], before: Record, managed: frozenset[Path], root: MergedField) -> dict[str, Any]:
     """Without what the manager named last time, and nobody, the manager included, names now."""
     gone = with_parents(before.paths) - with_parents(managed) - UNOWNED
     for path in sorted(gone, key=len):
@@ -518,7 +518,7 @@ def _pruned(value: dict[str, Any], before: Record, managed: frozenset[Path], roo
 
 
 def _differences(
-    old: dict[str, Any], new: dict[str, Any], root: Field
+    old: dict[str, Any], new: dict[str, Any], root: MergedField
 ) -> tuple[frozenset[Path], frozenset[Path], frozenset[Path]]:
     """The paths that were added, changed and removed."""
     try:

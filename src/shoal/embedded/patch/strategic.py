@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.patch.json_values import copied, same, shown, type_name
-from shoal.embedded.patch.schema import BUILT_IN_GROUPS, Field, member_of, root_of
+from shoal.embedded.patch.schema import BUILT_IN_GROUPS, MergedField, member_of, root_of
 
 # The order of a merged list: the patch's own order first, and what only the server has goes where it was before.
 
@@ -78,7 +78,7 @@ def unsupported_for_custom_resources() -> ApiStatus:
     return ApiStatus(415, "UnsupportedMediaType", message)
 
 
-def _merge_object(target: dict[str, Any], patch: dict[str, Any], field: Field) -> dict[str, Any]:
+def _merge_object(target: dict[str, Any], patch: dict[str, Any], field: MergedField) -> dict[str, Any]:
     if _PATCH in patch:
         return _replaced_or_deleted(patch)
     _retain_keys(target, patch)
@@ -95,7 +95,7 @@ def _merge_object(target: dict[str, Any], patch: dict[str, Any], field: Field) -
     return target
 
 
-def _merge_member(target: dict[str, Any], key: str, value: Any, field: Field) -> None:
+def _merge_member(target: dict[str, Any], key: str, value: Any, field: MergedField) -> None:
     present = target.get(key)
     if isinstance(value, dict) and isinstance(present, dict):
         target[key] = _merge_object(present, value, field)
@@ -127,7 +127,7 @@ def _retain_keys(target: dict[str, Any], patch: dict[str, Any]) -> None:
         del target[key]
 
 
-def _merge_ordered_lists(target: dict[str, Any], patch: dict[str, Any], field: Field) -> None:
+def _merge_ordered_lists(target: dict[str, Any], patch: dict[str, Any], field: MergedField) -> None:
     """Merge the lists whose order is given, and take them out of the patch."""
     for directive in [key for key in patch if key.startswith(_ORDER)]:
         order = patch.pop(directive)
@@ -146,7 +146,7 @@ def _merge_ordered_lists(target: dict[str, Any], patch: dict[str, Any], field: F
         target[name] = ordered(merged, order, _server_order(before, changes or [], member), member.merge or "")
 
 
-def _server_order(present: list[Any], changes: list[Any], field: Field) -> list[Any]:
+def _server_order(present: list[Any], changes: list[Any], field: MergedField) -> list[Any]:
     """The order that the rest of a list keeps: new elements count as standing where deleted ones made room."""
     if not field.merge or any(isinstance(change, dict) and change.get(_PATCH) == "replace" for change in changes):
         return present
@@ -155,7 +155,7 @@ def _server_order(present: list[Any], changes: list[Any], field: Field) -> list[
     return [*remaining, *new][: len(present)]
 
 
-def _check_order(changes: list[Any], order: list[Any], field: Field) -> None:
+def _check_order(changes: list[Any], order: list[Any], field: MergedField) -> None:
     """The elements of the patch must stand in the order that the patch itself asks for."""
     if not changes or not order:
         return
@@ -165,11 +165,11 @@ def _check_order(changes: list[Any], order: list[Any], field: Field) -> None:
         raise _failed(f"The order in patch list:\n{shown(changes)}\n doesn't match {_ORDER} list:\n{shown(order)}\n")
 
 
-def _keys_of(elements: list[Any], field: Field) -> list[Any]:
+def _keys_of(elements: list[Any], field: MergedField) -> list[Any]:
     return [_key_of(element, field.merge) if field.merge else element for element in elements]
 
 
-def _merge_list(present: list[Any], changes: list[Any], field: Field) -> list[Any]:
+def _merge_list(present: list[Any], changes: list[Any], field: MergedField) -> list[Any]:
     if field.merge is None:
         return list(_undirected(changes))
     if not present and not changes:
@@ -187,7 +187,7 @@ def _merge_list(present: list[Any], changes: list[Any], field: Field) -> list[An
     return ordered(merged, additions, remaining, field.merge)
 
 
-def _merge_keyed(elements: list[Any], changes: list[Any], field: Field) -> list[Any]:
+def _merge_keyed(elements: list[Any], changes: list[Any], field: MergedField) -> list[Any]:
     for change in changes:
         key = _key_of(change, field.merge)
         index = _find(elements, field.merge, key)

@@ -42,7 +42,7 @@ class CelError(Exception):
     """An expression cannot be compiled, or not be evaluated."""
 
 
-class Environment:
+class CelEnvironment:
     """Compiles expressions; one at a time is evaluated."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Evaluation:
 
     def __init__(
         self,
-        environment: Environment,
+        environment: CelEnvironment,
         activation: cel.Activation,
         variables: Mapping[str, cel.Expression],
         authorize: Authorize,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from shoal.embedded.kinds import NAMESPACES
 from shoal.embedded.selectors import matches_selector
-from shoal.embedded.store import Object, Store
+from shoal.embedded.store import Object, ObjectStore
 from shoal.embedded.writes import Write
 
 #: No policy is asked about these: one that refuses everything could not be taken away again.
@@ -24,7 +24,7 @@ def is_about(constraints: Mapping[str, Any], write: Write) -> bool:
     return not _any_rule(constraints.get("excludeResourceRules") or (), write)
 
 
-def selects(constraints: Mapping[str, Any], write: Write, store: Store) -> bool:
+def selects(constraints: Mapping[str, Any], write: Write, store: ObjectStore) -> bool:
     """Whether the selectors take a write: by the labels of its namespace, and by those of the object, old or new."""
     namespace = constraints.get("namespaceSelector")
     if namespace and not _in_namespace(namespace, write, store):
@@ -37,12 +37,12 @@ def selects(constraints: Mapping[str, Any], write: Write, store: Store) -> bool:
     )
 
 
-def namespace_of(write: Write, store: Store) -> Object | None:
+def namespace_of(write: Write, store: ObjectStore) -> Object | None:
     """The namespace that the object is in; None if it is in none."""
     return store.get(NAMESPACES.key, ("", write.namespace)) if write.kind.namespaced else None
 
 
-def _in_namespace(selector: Mapping[str, Any], write: Write, store: Store) -> bool:
+def _in_namespace(selector: Mapping[str, Any], write: Write, store: ObjectStore) -> bool:
     if write.kind.key == NAMESPACES.key:
         return matches_selector(selector, write.after["metadata"].get("labels") or {})
     if not write.kind.namespaced:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal.embedded.policies.cel import Authorize, CelError, Environment, Evaluation, is_path
+from shoal.embedded.policies.cel import Authorize, CelEnvironment, CelError, Evaluation, is_path
 from shoal.embedded.store import Object
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class _Validation:
 class AdmissionPolicy:
     """A policy by its object. CelError names the policy and the part that cannot be compiled."""
 
-    def __init__(self, obj: Object, environment: Environment) -> None:
+    def __init__(self, obj: Object, environment: CelEnvironment) -> None:
         self.name: str = obj["metadata"]["name"]
         spec: Mapping[str, Any] = obj.get("spec") or {}
         self.constraints: Mapping[str, Any] = spec.get("matchConstraints") or {}

@@ -21,6 +21,9 @@ NODE_LEASES: Final = "kube-node-lease"
 #: The scheduler of pods that name none.
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 
+#: The phases of a pod whose containers have ended and do not start again.
+FINISHED_PHASES: Final = ("Succeeded", "Failed")
+
 #: On a node that is cordoned; tolerating it is tolerating the cordon.
 TAINT_UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 

@@ -9,12 +9,12 @@ from typing import Final, Protocol
 from shoal.kube.objects.pod import Pod
 from shoal.model.allocation import Allocation
 from shoal.model.errors import RequestError
-from shoal.placement.columns import BoolArray
 from shoal.placement.errors import BookingError, PolicyError
 from shoal.scheduler.binder import Binder
+from shoal.scheduler.context import SchedulingContext
 from shoal.scheduler.errors import UNKNOWN_POD, BindError, UnknownPodError, WireError
 from shoal.scheduler.extender import wire
-from shoal.scheduler.extender.filtering import FilterVerb, OfferRule
+from shoal.scheduler.extender.filtering import OFFER_ALL, FilterVerb, OfferRule
 from shoal.scheduler.extender.holds import HOLD_SECONDS, Holds
 from shoal.scheduler.extender.pod_lookup import PodLookup
 from shoal.scheduler.extender.refused import RefusedPods, WatchLag
@@ -137,18 +137,16 @@ class Verbs:
 
     def __init__(
         self,
-        state: ClusterState,
-        binder: Binder,
+        context: SchedulingContext,
         *,
         plan: Planning,
-        short: Callable[[Pod], BoolArray],
-        metrics: Metrics,
-        clock: Callable[[], float],
-        offer: OfferRule,
         try_again: Callable[[Pod], None],
+        offer_all_up_to: int = OFFER_ALL,
         hold_seconds: float = HOLD_SECONDS,
     ) -> None:
-        self.waiting = PodLookup(state)
+        state, metrics, clock = context.state, context.metrics, context.clock
+        offer = OfferRule(context.feasibility.prefers, all_up_to=offer_all_up_to)
+        self.pods = PodLookup(state)
         self.holds = Holds(state, clock=clock, metrics=metrics, seconds=hold_seconds)
         self._metrics = metrics
         self._clock = clock
@@ -156,8 +154,10 @@ class Verbs:
         self._try_again = try_again
         self._filter = FilterVerb(state, self.holds, self._refused, metrics=metrics, offer=offer)
         self._prioritize = PrioritizeVerb(state, self.holds)
-        self._preempt = PreemptVerb(state, plan=plan, lag=WatchLag(self._refused, short=short, clock=clock))
-        self._bind = BindVerb(state, binder, self.holds, metrics=metrics, clock=clock)
+        self._preempt = PreemptVerb(
+            state, plan=plan, lag=WatchLag(self._refused, short=context.feasibility.short, clock=clock)
+        )
+        self._bind = BindVerb(state, context.binder, self.holds, metrics=metrics, clock=clock)
 
     def tend(self) -> None:
         """End holds that are over, and have pods tried again that fit by now; called from time to time."""
@@ -174,7 +174,7 @@ class Verbs:
         try:
             return verb(body, newest=True)
         except UnknownPodError as unknown:
-            await self.waiting.until_shown(unknown.asked)
+            await self.pods.until_shown(unknown.asked)
         return verb(body)
 
     def filter(self, body: bytes, *, newest: bool = False) -> bytes:
@@ -189,7 +189,7 @@ class Verbs:
         except WireError as error:
             self._metrics.decisions.inc(EXTENDER, _ERROR)
             return wire.filter_answer(Filtered(error=str(error)))
-        pod = self.waiting.pod(args.pod, newest=newest)
+        pod = self.pods.pod(args.pod, newest=newest)
         filtered = self._filter(pod, args)
         answer = wire.filter_answer(filtered, args)
         outcome = _ERROR if filtered.error else _FITTING if any(filtered.passed) else _REFUSED
@@ -205,14 +205,14 @@ class Verbs:
         """How good each node is. Raises WireError and UnknownPodError."""
         self.holds.expire()
         args = wire.read_args(body)
-        pod = self.waiting.pod(args.pod, newest=newest)
+        pod = self.pods.pod(args.pod, newest=newest)
         return wire.prioritize_answer(args.names, self._prioritize(pod, args))
 
     def preempt(self, body: bytes, *, newest: bool = False) -> bytes:
         """The nodes on which these pods must give way. Raises WireError and UnknownPodError."""
         self.holds.expire()
         args = wire.read_preemption(body)
-        return wire.preempt_answer(self._preempt(self.waiting.pod(args.pod, newest=newest), args))
+        return wire.preempt_answer(self._preempt(self.pods.pod(args.pod, newest=newest), args))
 
     async def bind(self, body: bytes) -> bytes:
         """Bind the pod; what went wrong is in the answer."""

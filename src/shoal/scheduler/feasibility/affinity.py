@@ -11,6 +11,7 @@ from shoal.kube.selectors import (
     Labels,
     LabelSelector,
     RawLabelSelector,
+    RawNodeSelector,
     RawNodeSelectorTerm,
     label_selector,
 )
@@ -39,12 +40,6 @@ class RawPodAffinity(Base, frozen=True, kw_only=True):
 
     required_during_scheduling_ignored_during_execution: tuple[RawPodAffinityTerm, ...] | None = None
     preferred_during_scheduling_ignored_during_execution: tuple[RawWeightedPodAffinityTerm, ...] | None = None
-
-
-class RawNodeSelector(Base, frozen=True, kw_only=True):
-    """Required node affinity."""
-
-    node_selector_terms: tuple[RawNodeSelectorTerm, ...] | None = None
 
 
 class RawPreferredNodeTerm(Base, frozen=True, kw_only=True):

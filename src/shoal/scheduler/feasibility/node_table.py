@@ -15,6 +15,7 @@ import numpy as np
 from shoal.kube.objects.node import Node, Taint
 from shoal.kube.objects.pod import Toleration
 from shoal.kube.selectors import NodeSelector, NodeSelectorTerm, Requirement
+from shoal.kube.taints import NO_EXECUTE, NO_SCHEDULE, PREFER_NO_SCHEDULE, untolerated
 from shoal.model.bounded_cache import BoundedCache
 from shoal.model.contract import kubernetes
 from shoal.model.errors import QuantityError
@@ -27,9 +28,8 @@ _ROWS: Final = 64
 #: Masks remembered.
 _MASKS: Final = 2048
 
-_KEEP_AWAY: Final = ("NoSchedule", "NoExecute")
-_AVOID: Final = "PreferNoSchedule"
-_CORDON: Final = Taint(key=kubernetes.TAINT_UNSCHEDULABLE, effect="NoSchedule")
+_KEEP_AWAY: Final = (NO_SCHEDULE, NO_EXECUTE)
+_CORDON: Final = Taint(key=kubernetes.TAINT_UNSCHEDULABLE, effect=NO_SCHEDULE)
 
 
 class NodeTable:
@@ -199,7 +199,7 @@ class NodeTable:
         key = ("tolerated", tolerations)
         mask = self._masks.get(key)
         if mask is None:
-            mask = self._taints.where(lambda taints: not _untolerated(taints, tolerations, _KEEP_AWAY)) & self.alive
+            mask = self._taints.where(lambda taints: not untolerated(taints, tolerations, _KEEP_AWAY)) & self.alive
             self._remember(key, mask)
         return mask
 
@@ -207,7 +207,7 @@ class NodeTable:
         """How many taints of each node ask such pods to stay away; None when no taint does."""
 
         def count() -> tuple[FloatArray, ...]:
-            counts = self._taints.counts(lambda taints: _untolerated(taints, tolerations, (_AVOID,)))
+            counts = self._taints.counts(lambda taints: len(untolerated(taints, tolerations, (PREFER_NO_SCHEDULE,))))
             return (counts,) if counts.any() else ()
 
         return next(iter(self._avoided.of(tolerations, count)), None)
@@ -219,25 +219,7 @@ class NodeTable:
 
 def tolerates_cordon(tolerations: tuple[Toleration, ...]) -> bool:
     """Whether such pods may go to nodes that take no new ones."""
-    return _untolerated((_CORDON,), tolerations, _KEEP_AWAY) == 0
-
-
-def _untolerated(taints: Iterable[Taint], tolerations: tuple[Toleration, ...], effects: tuple[str, ...]) -> int:
-    return sum(
-        taint.effect in effects and not any(_tolerates(toleration, taint) for toleration in tolerations)
-        for taint in taints
-    )
-
-
-def _tolerates(toleration: Toleration, taint: Taint) -> bool:
-    if toleration.effect and toleration.effect != taint.effect:
-        return False
-    if toleration.key and toleration.key != taint.key:
-        return False
-    if toleration.operator in ("", "Equal"):
-        return toleration.value == taint.value
-    # Lt and Gt are behind a gate that is off: they tolerate nothing.
-    return toleration.operator == "Exists"
+    return not untolerated((_CORDON,), tolerations, _KEEP_AWAY)
 
 
 def _where(column: ValueColumn[str], requirement: Requirement) -> BoolArray:

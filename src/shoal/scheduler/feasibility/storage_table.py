@@ -12,11 +12,10 @@ import msgspec
 
 from shoal.kube.objects.meta import Base
 from shoal.kube.objects.storage import PersistentVolume, PersistentVolumeClaim, StorageClass
-from shoal.kube.selectors import NodeSelector, NodeSelectorTerm, Requirement, node_selector
+from shoal.kube.selectors import NodeSelector, NodeSelectorTerm, Requirement, read_node_selector
 from shoal.model import quantity
 from shoal.model.contract import kubernetes
 from shoal.model.errors import QuantityError
-from shoal.scheduler.feasibility.affinity import RawNodeSelector
 
 _WAIT: Final = "WaitForFirstConsumer"
 _SIZE: Final = "storage"
@@ -165,11 +164,7 @@ def _reachable(volume: PersistentVolume) -> NodeSelector | None:
     affinity = volume.spec.node_affinity
     if affinity is None or affinity.required is None:
         return None
-    try:
-        raw = msgspec.convert(affinity.required, RawNodeSelector)
-    except msgspec.ValidationError:
-        return NOWHERE
-    found = node_selector(raw.node_selector_terms or ())
+    found = read_node_selector(affinity.required)
     # Kubernetes asks for the labels of a node only, not for its name.
     return NodeSelector(tuple(NodeSelectorTerm(term.labels) for term in found.terms))
 

@@ -6,18 +6,15 @@ repeated. Whatever could alter a verdict makes `version` grow; heartbeats and st
 
 from __future__ import annotations
 
-from typing import Final
-
 from shoal.kube.objects.node import Namespace, Node
 from shoal.kube.objects.pod import Pod
 from shoal.kube.objects.storage import PersistentVolume, PersistentVolumeClaim, StorageClass
+from shoal.model.contract import kubernetes
 from shoal.scheduler.feasibility.columns import FreeResources
 from shoal.scheduler.feasibility.node_table import NodeTable
 from shoal.scheduler.feasibility.pod_spec import PodReader
 from shoal.scheduler.feasibility.pod_table import PodTable
 from shoal.scheduler.feasibility.storage_table import StorageTable
-
-_FINISHED: Final = ("Succeeded", "Failed")
 
 
 class ClusterTables:
@@ -77,7 +74,7 @@ class ClusterTables:
     def add_pod(self, pod: Pod, row: int) -> None:
         """The pod is bound or assumed there. One that has finished is taken out."""
         uid = pod.metadata.uid
-        if pod.status.phase in _FINISHED:
+        if pod.status.phase in kubernetes.FINISHED_PHASES:
             self.remove_pod(uid)
             return
         info = self.reader.info(pod)

@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.kube.client import Client
 from shoal.kube.errors import ConflictError, KubeError, NotFoundError
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import PODS
 from shoal.placement.columns import BoolArray
-from shoal.scheduler.feasibility.feasibility import Feasibility
+from shoal.scheduler.context import SchedulingContext
 from shoal.scheduler.preemption.search import (
     DisruptionBudgets,
     PodOnNode,
@@ -29,8 +28,6 @@ from shoal.scheduler.preemption.search import (
     refusal,
 )
 from shoal.scheduler.queue.order import Standing
-from shoal.scheduler.reporting.reporter import Reporter
-from shoal.scheduler.state.cluster_state import ClusterState
 
 log = logging.getLogger(__name__)
 
@@ -48,23 +45,13 @@ class Cleared:
 class Clearing:
     """The nodes that are being cleared, and for whom."""
 
-    def __init__(
-        self,
-        state: ClusterState,
-        feasibility: Feasibility,
-        client: Client,
-        reporter: Reporter,
-        *,
-        budgets: DisruptionBudgets,
-        may_write: Callable[[], bool],
-        rng: random.Random,
-    ) -> None:
-        self._state = state
-        self._feasibility = feasibility
-        self._client = client
-        self._reporter = reporter
+    def __init__(self, context: SchedulingContext, *, budgets: DisruptionBudgets, rng: random.Random) -> None:
+        self._state = context.state
+        self._feasibility = context.feasibility
+        self._client = context.client
+        self._reporter = context.reporter
+        self._may_write = context.may_write
         self._budgets = budgets
-        self._may_write = may_write
         self._rng = rng
         self._cleared: dict[str, Cleared] = {}
         self._evictions: set[asyncio.Task[None]] = set()

@@ -29,7 +29,7 @@ from shoal.kube.resources import manifest_of
 from shoal.kube.store import Change, ChangeType
 from shoal.model.allocation import Allocation
 from shoal.model.bound import on_cards
-from shoal.model.contract import gpushare
+from shoal.model.contract import gpushare, kubernetes
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.gpu import NodeGpus
@@ -42,7 +42,6 @@ from shoal.placement.ledger import Booking
 from shoal.scheduler.cluster_events import ClusterEvent, node_events
 from shoal.scheduler.feasibility.tables import ClusterTables
 from shoal.scheduler.state.holdings import (
-    FINISHED,
     GRACE_SECONDS,
     HeldByNodes,
     Leaving,
@@ -204,7 +203,7 @@ class ClusterState:
         """A pod appeared, changed or went away."""
         pod = change.object
         uid = pod.metadata.uid
-        if change.kind is ChangeType.DELETED or pod.status.phase in FINISHED:
+        if change.kind is ChangeType.DELETED or pod.status.phase in kubernetes.FINISHED_PHASES:
             self._written.pop(uid, None)
             known = self._pods.pop(uid, None) is not None or self.engine.ledger.booking(uid) is not None
             if known and uid not in self._leaving:

@@ -17,7 +17,7 @@ from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation, Held
 from shoal.model.bound import allocation_of
-from shoal.model.contract import nvidia, shoal
+from shoal.model.contract import kubernetes, nvidia, shoal
 from shoal.model.contract.decisions import RECORD_ANNOTATIONS
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError
@@ -37,7 +37,7 @@ class Origin(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PodHolding:
+class BookedPod:
     """What a bound pod holds and how that is known; `problem` tells a person what is wrong with the pod's record."""
 
     booking: Booking
@@ -59,7 +59,7 @@ def holding_of(
     given: tuple[CardShare, ...] | None,
     guess: Callable[[], Allocation],
     no_room: Callable[[Allocation], str],
-) -> PodHolding:
+) -> BookedPod:
     """The holding of a pod bound to a node. `inventory` is None while the node is not known.
 
     `given` is what its node's agent says it has, `no_room` why the node cannot have meant an allocation.
@@ -74,7 +74,7 @@ def holding_of(
     if given is not None:
         if allocation is None or allocation.held() != {card.uuid: card.share for card in given}:
             allocation = given_by_node(node, given)
-        return PodHolding(booking(pod, request, allocation), Origin.NODE)
+        return BookedPod(booking(pod, request, allocation), Origin.NODE)
     if allocation is not None:
         problem = no_room(allocation)
     if allocation is None or problem:
@@ -84,7 +84,7 @@ def holding_of(
         origin = Origin.OWN
     else:
         origin = Origin.FOREIGN
-    return PodHolding(booking(pod, request, allocation), origin, problem)
+    return BookedPod(booking(pod, request, allocation), origin, problem)
 
 
 def claims_for_nothing(pod: Pod, request: Request) -> bool:
@@ -133,8 +133,6 @@ def on_emptiest_cards(node: NodeLedger | None, name: str, request: Request) -> A
 
 #: How long containers of a pod that vanished may go on where nobody tells of their end: kubelet's default of 30 s.
 GRACE_SECONDS: Final = 30.0
-#: The phases of a pod whose containers have ended and do not start again.
-FINISHED: Final = ("Succeeded", "Failed")
 
 
 class HeldByNodes:
@@ -200,4 +198,4 @@ def has_left(pod: Pod, version: int, held: Held | None) -> bool:
         return held.releases(pod.metadata.uid, version)
     statuses = (*pod.status.init_container_statuses, *pod.status.container_statuses)
     runs = any(one.state is not None and one.state.running is not None for one in statuses)
-    return pod.status.phase in FINISHED or not runs
+    return pod.status.phase in kubernetes.FINISHED_PHASES or not runs

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from shoal.embedded.controllers.execute import Action, Create, Delete, Event, Owned, Remember, Requeue, Status
+from shoal.embedded.controllers.execute import (
+    Action,
+    Create,
+    Delete,
+    EventAction,
+    Owned,
+    Remember,
+    Requeue,
+    StatusUpdate,
+)
 from shoal.embedded.controllers.reconcile import pods, revisions
 from shoal.embedded.controllers.reconcile.pods import claim
 from shoal.embedded.controllers.reconcile.replica_set import BURST, CREATED, DELETED, NOT_CREATED, NOT_DELETED
@@ -15,78 +24,9 @@ from shoal.embedded.controllers.reconcile.revisions import History
 from shoal.embedded.kinds import PODS, REVISIONS
 from shoal.embedded.patch.json_values import copied
 from shoal.embedded.store import Object
-
-# Whether a node is one for a pod: node selector, required node affinity, taints and tolerations.
-
-
-def fits_affinity(spec: Mapping[str, Any], node: Object) -> bool:
-    """Whether the node has what the node selector and the required affinity ask for."""
-    labels = node["metadata"].get("labels") or {}
-    if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
-        return False
-    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
-    if required is None:
-        return True
-    return any(_fits_term(term, node) for term in required.get("nodeSelectorTerms") or ())
-
-
-def untolerated(spec: Mapping[str, Any], node: Object, effects: Iterable[str]) -> bool:
-    """Whether a taint with one of these effects keeps the pod away."""
-    tolerations = spec.get("tolerations") or ()
-    return any(
-        taint.get("effect") in effects and not any(_tolerates(one, taint) for one in tolerations)
-        for taint in node.get("spec", {}).get("taints") or ()
-    )
-
-
-def _fits_term(term: Mapping[str, Any], node: Object) -> bool:
-    """A term that says nothing fits no node."""
-    expressions, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
-    labels = node["metadata"].get("labels") or {}
-    names = {"metadata.name": node["metadata"]["name"]}
-    return bool(expressions or fields) and (
-        all(_holds(one, labels) for one in expressions) and all(_holds(one, names) for one in fields)
-    )
-
-
-def _holds(requirement: Mapping[str, Any], values: Mapping[str, str]) -> bool:
-    value, wanted = values.get(requirement["key"]), requirement.get("values") or []
-    match requirement.get("operator"):
-        case "In":
-            return value in wanted
-        case "NotIn":
-            return value not in wanted
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt":
-            return _number(value) is not None and _compared(value, wanted) > 0
-        case "Lt":
-            return _number(value) is not None and _compared(value, wanted) < 0
-    return False
-
-
-def _compared(value: str | None, wanted: list[str]) -> int:
-    """Above zero if the value is the larger one; zero as well if there is nothing to compare with."""
-    here, there = _number(value), _number(wanted[0] if wanted else None)
-    return 0 if here is None or there is None else here - there
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.removeprefix("-").isdigit() else None
-
-
-def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
-        return False
-    if toleration.get("key") and toleration["key"] != taint.get("key"):
-        return False
-    if toleration.get("operator", "Equal") == "Exists":
-        return True
-    return bool(toleration.get("key")) and toleration.get("value", "") == taint.get("value", "")
-
+from shoal.kube.selectors import labels_term, read_node_selector
+from shoal.kube.taints import NO_EXECUTE, NO_SCHEDULE, read_taints, read_tolerations, untolerated
+from shoal.model.backoff import Backoff
 
 _GENERATION: Final = "deprecated.daemonset.template.generation"
 _GENERATION_LABEL: Final = "pod-template-generation"
@@ -97,8 +37,23 @@ _TOLERATED: Final = (
     ("node.kubernetes.io/unschedulable", "NoSchedule"),
 )
 _HOST_NETWORK: Final = ("node.kubernetes.io/network-unavailable", "NoSchedule")
-_FIRST_DELAY: Final = timedelta(seconds=1)
-_LONGEST_DELAY: Final = timedelta(minutes=15)
+_BACKOFF: Final = Backoff(first=1.0, longest=900.0)
+
+
+def fits_affinity(spec: Mapping[str, Any], node: Object) -> bool:
+    """Whether the node has what the node selector and the required node affinity ask for."""
+    name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
+    if not labels_term(spec.get("nodeSelector") or {}).matches(name, labels):
+        return False
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    return required is None or read_node_selector(required).matches(name, labels)
+
+
+def keeps_away(spec: Mapping[str, Any], node: Object, effects: Collection[str]) -> bool:
+    """Whether a taint with one of these effects keeps the pod away."""
+    taints, tolerations = node.get("spec", {}).get("taints"), spec.get("tolerations")
+    return bool(untolerated(read_taints(taints), read_tolerations(tolerations), effects))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +79,7 @@ def reconcile(daemon_set: Object, owned: Owned, now: datetime) -> list[Action]:
         actions = [*adopted, *history.actions, *step.actions, *_forgotten(daemon_set, claimed, history)]
     status = step.status()
     if status != daemon_set.get("status"):
-        actions.append(Status({**daemon_set, "status": status}))
+        actions.append(StatusUpdate({**daemon_set, "status": status}))
     min_ready = daemon_set["spec"].get("minReadySeconds", 0)
     again = [pods.next_available(claimed, min_ready, now) if min_ready else None, step.again]
     if due := min((when for when in again if when), default=None):
@@ -174,9 +129,9 @@ class _Step:
         spec, name = self._template["spec"], node["metadata"]["name"]
         if spec.get("nodeName", name) != name or not fits_affinity(spec, node):
             return False, False
-        if not untolerated(spec, node, ("NoExecute", "NoSchedule")):
+        if not keeps_away(spec, node, (NO_EXECUTE, NO_SCHEDULE)):
             return True, True
-        return False, not untolerated(spec, node, ("NoExecute",))
+        return False, not keeps_away(spec, node, (NO_EXECUTE,))
 
     def manage(self) -> None:
         """Make the missing pods, delete those that failed, that are too many, or on a node that is not meant."""
@@ -221,15 +176,15 @@ class _Step:
         full, delay = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}", self._delays.get(node)
         if pods.phase(pod) == "Succeeded":
             text = f"Found succeeded daemon pod {full} on node {node}, will try to delete it"
-            self.actions.append(Event("SucceededDaemonPod", text))
+            self.actions.append(EventAction("SucceededDaemonPod", text))
             return [pod]
         if delay is not None and self._now < delay.since + delay.delay:
             self._look_again(delay.since + delay.delay)
             return []
-        longer = min(2 * delay.delay, _LONGEST_DELAY) if delay is not None else _FIRST_DELAY
-        self._delays[node] = Delay(longer, self._now)
+        longer = _BACKOFF.longer(delay.delay.total_seconds() if delay is not None else 0.0)
+        self._delays[node] = Delay(timedelta(seconds=longer), self._now)
         text = f"Found failed daemon pod {full} on node {node}, will try to kill it"
-        self.actions.append(Event("FailedDaemonPod", text, warning=True))
+        self.actions.append(EventAction("FailedDaemonPod", text, warning=True))
         return [pod]
 
     def roll(self) -> None:

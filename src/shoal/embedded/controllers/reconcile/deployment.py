@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
-from shoal.embedded.controllers.execute import Action, Create, Delete, Event, Owned, Requeue, Status, Update
+from shoal.embedded.controllers.execute import Action, Create, Delete, EventAction, Owned, Requeue, StatusUpdate, Update
 from shoal.embedded.controllers.reconcile import pods
 from shoal.embedded.controllers.reconcile.pods import claim, moment, scaled
 from shoal.embedded.controllers.reconcile.revisions import hash_of
@@ -355,7 +355,7 @@ class _Step:
         else:
             self._proceed()
         if self._changed():
-            self._actions.append(Status(self._deployment))
+            self._actions.append(StatusUpdate(self._deployment))
         elif again := progress_due(self._deployment, self._now):
             self._actions.append(Requeue(again))
         return self._actions
@@ -454,7 +454,9 @@ class _Step:
         if present == size:
             return False
         way, name = "up" if present < size else "down", one["metadata"]["name"]
-        self._actions.append(Event("ScalingReplicaSet", f"Scaled {way} replica set {name} from {present} to {size}"))
+        self._actions.append(
+            EventAction("ScalingReplicaSet", f"Scaled {way} replica set {name} from {present} to {size}")
+        )
         return True
 
     def _replace(self, one: Object, other: Object) -> None:
@@ -521,7 +523,7 @@ class _Step:
             made["spec"]["minReadySeconds"] = deployment["spec"]["minReadySeconds"]
         self._actions.append(Create(REPLICA_SETS, made))
         if size:
-            self._actions.append(Event("ScalingReplicaSet", f"Scaled up replica set {name} from 0 to {size}"))
+            self._actions.append(EventAction("ScalingReplicaSet", f"Scaled up replica set {name} from 0 to {size}"))
         self._set_revision(made["metadata"]["annotations"][REVISION])
         note_created(self._deployment, made, self._now)
         return made
@@ -545,7 +547,7 @@ class _Step:
             return
         message = f'Failed to create new replica set "{self._new_name()[0]}": {failure.message}'
         note_failed(self._deployment, message, self._now)
-        self._actions.append(Event("ReplicaSetCreateError", message, warning=True))
+        self._actions.append(EventAction("ReplicaSetCreateError", message, warning=True))
 
     def _clean(self) -> None:
         """Delete the oldest ReplicaSets beyond the limit of the history."""

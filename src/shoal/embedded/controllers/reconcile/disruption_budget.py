@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from shoal.embedded.controllers.execute import Action, Event, Owned, Requeue, Status
+from shoal.embedded.controllers.execute import Action, EventAction, Owned, Requeue, StatusUpdate
 from shoal.embedded.controllers.reconcile import pods
 from shoal.embedded.store import Object
 
 #: An eviction that was allowed and has led to nothing counts no longer after this.
 _PATIENCE: Final = timedelta(minutes=2)
 _ALLOWED: Final = "DisruptionAllowed"
-_NO_PODS: Final = Event("NoPods", "No matching pods found")
+_NO_PODS: Final = EventAction("NoPods", "No matching pods found")
 
 
 def reconcile(budget: Object, owned: Owned, now: datetime) -> list[Action]:
@@ -26,7 +26,7 @@ def reconcile(budget: Object, owned: Owned, now: datetime) -> list[Action]:
         status["disruptedPods"] = evicted
     actions: list[Action] = [] if owned.pods else [_NO_PODS]
     if status != budget.get("status"):
-        actions.append(Status({**budget, "status": status}))
+        actions.append(StatusUpdate({**budget, "status": status}))
     moments = [moment for text in evicted.values() if (moment := pods.moment(text)) is not None]
     return [*actions, Requeue(min(moments) + _PATIENCE)] if moments else actions
 

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from shoal.embedded.controllers.execute import Action, Create, Delete, Event, Owned, Remember, Requeue, Status, Update
+from shoal.embedded.controllers.execute import (
+    Action,
+    Create,
+    Delete,
+    EventAction,
+    Owned,
+    Remember,
+    Requeue,
+    StatusUpdate,
+    Update,
+)
 from shoal.embedded.controllers.reconcile import pods
 from shoal.embedded.controllers.reconcile.pods import claim
 from shoal.embedded.controllers.reconcile.replica_set import BURST, CREATED, DELETED, NOT_CREATED, NOT_DELETED
@@ -201,7 +211,7 @@ class _Step:
         told = self._finish(end, message)
         actions: list[Action] = [*self._adopted, *freed]
         if self._status != (self._job.get("status") or {}):
-            actions.append(Status({**self._job, "status": self._status}))
+            actions.append(StatusUpdate({**self._job, "status": self._status}))
         return [*actions, *self._later, *told]
 
     def _judged(self) -> tuple[str, tuple[str, str]]:
@@ -301,11 +311,11 @@ class _Step:
         status = current["status"] if current else "False"
         if self._suspended and status != "True":
             self._set_condition("Suspended", "True", "JobSuspended", "Job suspended")
-            self._later.append(Event("Suspended", "Job suspended"))
+            self._later.append(EventAction("Suspended", "Job suspended"))
             self._status.pop("startTime", None)
         elif not self._suspended and status == "True":
             self._set_condition("Suspended", "False", "JobResumed", "Job resumed")
-            self._later.append(Event("Resumed", "Job resumed"))
+            self._later.append(EventAction("Resumed", "Job resumed"))
             self._status["startTime"] = timestamp(self._now)
 
     def _count(self, end: str) -> list[Action]:
@@ -349,9 +359,9 @@ class _Step:
         if end == "SuccessCriteriaMet":
             self._set_condition("Complete", "True", *message)
             self._status["completionTime"] = timestamp(self._now)
-            return [Event("Completed", "Job completed")]
+            return [EventAction("Completed", "Job completed")]
         self._set_condition("Failed", "True", *message)
-        return [Event(*message, warning=True)]
+        return [EventAction(*message, warning=True)]
 
     def _set_condition(self, kind: str, status: str, reason: str, message: str) -> None:
         made = {

@@ -10,8 +10,9 @@ from shoal.embedded.controllers.execute import Action, Delete, Update
 from shoal.embedded.kinds import PODS, Kind
 from shoal.embedded.patch.json_values import copied
 from shoal.embedded.registry import timestamp
-from shoal.embedded.selectors import matches_selector
+from shoal.embedded.selectors import selector_of
 from shoal.embedded.store import Object
+from shoal.model.contract import kubernetes
 
 # Who belongs to whom: objects that match a selector are adopted, those that match no longer are let go.
 
@@ -22,10 +23,10 @@ def claim(
     """The candidates that belong to the owner, and the writes that make it so. An adopted one gets the finalizer."""
     claimed: list[Object] = []
     actions: list[Action] = []
-    selector = owner["spec"].get("selector")
+    selector = selector_of(owner["spec"].get("selector"))
     for obj in candidates:
         controller = controller_of(obj)
-        fits = matches_selector(selector, obj["metadata"].get("labels") or {})
+        fits = selector.matches(obj["metadata"].get("labels") or {})
         if controller is not None:
             if controller["uid"] != owner["metadata"]["uid"]:
                 continue
@@ -97,7 +98,6 @@ def scaled(value: Any, total: int, *, up: bool) -> int:
 
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 _PHASES: Final = {"Pending": 0, "Unknown": 1, "Running": 2}
-_FINISHED: Final = ("Succeeded", "Failed")
 
 
 def phase(pod: Object) -> str:
@@ -151,7 +151,7 @@ def next_available(pods: Iterable[Object], min_ready: int, now: datetime) -> dat
 
 def is_finished(pod: Object) -> bool:
     """Succeeded or failed."""
-    return phase(pod) in _FINISHED
+    return phase(pod) in kubernetes.FINISHED_PHASES
 
 
 def is_active(pod: Object) -> bool:

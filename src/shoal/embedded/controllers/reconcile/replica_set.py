@@ -6,7 +6,7 @@ from collections import Counter
 from datetime import datetime
 from typing import Final
 
-from shoal.embedded.controllers.execute import Action, Create, Delete, Event, Owned, Requeue, Status
+from shoal.embedded.controllers.execute import Action, Create, Delete, EventAction, Owned, Requeue, StatusUpdate
 from shoal.embedded.controllers.reconcile import pods
 from shoal.embedded.controllers.reconcile.pods import claim
 from shoal.embedded.kinds import PODS
@@ -14,10 +14,10 @@ from shoal.embedded.store import Object
 
 #: Pods made or deleted in one look. The real one takes 500, with many hands; here the API waits meanwhile.
 BURST: Final = 100
-CREATED: Final = Event("SuccessfulCreate", "Created pod: {name}")
-NOT_CREATED: Final = Event("FailedCreate", "Error creating: {error}", warning=True)
-DELETED: Final = Event("SuccessfulDelete", "Deleted pod: {name}")
-NOT_DELETED: Final = Event("FailedDelete", "Error deleting: {error}", warning=True)
+CREATED: Final = EventAction("SuccessfulCreate", "Created pod: {name}")
+NOT_CREATED: Final = EventAction("FailedCreate", "Error creating: {error}", warning=True)
+DELETED: Final = EventAction("SuccessfulDelete", "Deleted pod: {name}")
+NOT_DELETED: Final = EventAction("FailedDelete", "Error deleting: {error}", warning=True)
 
 
 def reconcile(replica_set: Object, owned: Owned, now: datetime) -> list[Action]:
@@ -33,7 +33,7 @@ def reconcile(replica_set: Object, owned: Owned, now: datetime) -> list[Action]:
         actions += _managed(replica_set, active, owned)
     status = _status(replica_set, active, len(terminating), owned, now)
     if status != replica_set.get("status"):
-        actions.append(Status({**replica_set, "status": status}))
+        actions.append(StatusUpdate({**replica_set, "status": status}))
     min_ready = replica_set["spec"].get("minReadySeconds", 0)
     again = pods.next_available(active, min_ready, now) if min_ready else None
     return [*actions, Requeue(again)] if again else actions

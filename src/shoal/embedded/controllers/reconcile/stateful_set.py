@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from shoal.embedded.controllers.execute import Action, Create, Delete, Event, Owned, Requeue, Status
+from shoal.embedded.controllers.execute import Action, Create, Delete, EventAction, Owned, Requeue, StatusUpdate
 from shoal.embedded.controllers.reconcile import pods, revisions
 from shoal.embedded.controllers.reconcile.pods import claim
 from shoal.embedded.controllers.reconcile.revisions import History
@@ -34,7 +34,7 @@ def reconcile(stateful_set: Object, owned: Owned, now: datetime) -> list[Action]
         actions = [*adopted, *history.actions, *step.actions, *_forgotten(stateful_set, claimed, history)]
     status = step.status()
     if status != stateful_set.get("status"):
-        actions.append(Status({**stateful_set, "status": status}))
+        actions.append(StatusUpdate({**stateful_set, "status": status}))
     min_ready = stateful_set["spec"].get("minReadySeconds", 0)
     again = pods.next_available(claimed, min_ready, now) if min_ready else None
     return [*actions, Requeue(again)] if again else actions
@@ -162,8 +162,8 @@ class _Step:
         self._create_claims(pod, number)
         name, owner = pod["metadata"]["name"], self._set["metadata"]["name"]
         text = f"Create Pod {name} in StatefulSet {owner}"
-        done = Event("SuccessfulCreate", f"{text} successful")
-        refused = Event("FailedCreate", f"{text} failed error: {{error}}", warning=True)
+        done = EventAction("SuccessfulCreate", f"{text} successful")
+        refused = EventAction("FailedCreate", f"{text} failed error: {{error}}", warning=True)
         self.actions.append(Create(PODS, pod, done, refused))
 
     def _create_claims(self, pod: Object, number: int) -> None:
@@ -179,12 +179,12 @@ class _Step:
             metadata = {**copied(template["metadata"]), "name": claim_name, "labels": labels}
             text = f"Create Claim {claim_name} Pod {pod['metadata']['name']} in StatefulSet {owner} success"
             made = {"metadata": metadata, "spec": copied(template.get("spec") or {})}
-            self.actions.append(Create(CLAIMS, made, Event("SuccessfulCreate", text)))
+            self.actions.append(Create(CLAIMS, made, EventAction("SuccessfulCreate", text)))
 
     def _delete(self, pod: Object) -> None:
         text = f"Delete Pod {pod['metadata']['name']} in StatefulSet {self._set['metadata']['name']}"
-        done = Event("SuccessfulDelete", f"{text} successful")
-        refused = Event("FailedDelete", f"{text} failed error: {{error}}", warning=True)
+        done = EventAction("SuccessfulDelete", f"{text} successful")
+        refused = EventAction("FailedDelete", f"{text} failed error: {{error}}", warning=True)
         self.actions.append(Delete(PODS, pod, done, refused))
 
 

@@ -15,7 +15,7 @@ from shoal.embedded.nodes.errors import AllocationError
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class PluginDevice:
     """A device as its plugin lists it."""
 
     id: str
@@ -36,7 +36,7 @@ class Accounts:
     """The devices of one node."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.devices: dict[str, dict[str, Device]] = {}
+        self.devices: dict[str, dict[str, PluginDevice]] = {}
         self.healthy: dict[str, set[str]] = {}
         self.unhealthy: dict[str, set[str]] = {}
         self._rng = rng
@@ -44,7 +44,7 @@ class Accounts:
         self._held: dict[str, dict[str, dict[str, Entry]]] = {}
         self._in_use: dict[str, set[str]] = {}
 
-    def listed(self, resource: str, devices: Iterable[Device]) -> None:
+    def listed(self, resource: str, devices: Iterable[PluginDevice]) -> None:
         """A plugin sent its list: it replaces the one before."""
         self.devices[resource] = {device.id: device for device in devices}
         self.healthy[resource] = {device.id for device in self.devices[resource].values() if device.healthy}
@@ -136,7 +136,7 @@ class Accounts:
         """A plugin agreed: these devices are the container's."""
         by_numa: dict[int, list[str]] = {}
         for one in ids:
-            device = self.devices.get(resource, {}).get(one, Device(one))
+            device = self.devices.get(resource, {}).get(one, PluginDevice(one))
             for numa in device.numa or (NO_NUMA,):
                 by_numa.setdefault(numa, []).append(one)
         devices = {numa: tuple(found) for numa, found in by_numa.items()}

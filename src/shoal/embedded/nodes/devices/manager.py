@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from shoal.embedded.nodes.clock import Clock
 from shoal.embedded.nodes.devices import checkpoint
-from shoal.embedded.nodes.devices.accounting import Accounts, Device, Reuse
+from shoal.embedded.nodes.devices.accounting import Accounts, PluginDevice, Reuse
 from shoal.embedded.nodes.devices.plugins import Endpoint, Registration
 from shoal.embedded.nodes.errors import AllocationError, CheckpointError
 from shoal.embedded.nodes.pods.states import containers_of
@@ -89,7 +89,7 @@ class DeviceManager:
             await before.close()
 
     async def _follow(self, endpoint: Endpoint) -> None:
-        async def listed(devices: list[Device]) -> None:
+        async def listed(devices: list[PluginDevice]) -> None:
             self.accounts.listed(endpoint.resource, devices)
             self._write_checkpoint()
             self._changed()

@@ -12,7 +12,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from shoal.embedded.nodes.devices.accounting import Device
+from shoal.embedded.nodes.devices.accounting import PluginDevice
 from shoal.embedded.nodes.errors import AllocationError, NodesError
 from shoal.embedded.rules.pods import is_extended
 from shoal.kubelet import constants
@@ -67,7 +67,7 @@ class Endpoint:
             await self.close()
             raise NodesError(f"failed to get device plugin options: {go_error(error)}") from error
 
-    async def follow(self, listed: Callable[[list[Device]], Awaitable[None]]) -> None:
+    async def follow(self, listed: Callable[[list[PluginDevice]], Awaitable[None]]) -> None:
         """Take in the plugin's lists until the stream ends."""
         try:
             async for answer in self._live().ListAndWatch(api.Empty()):
@@ -123,9 +123,9 @@ class Endpoint:
         return self._stub
 
 
-def _device(one: api.Device) -> Device:
+def _device(one: api.Device) -> PluginDevice:
     numa = tuple(node.ID for node in one.topology.nodes) if one.HasField("topology") else ()
-    return Device(one.ID, healthy=one.health == constants.HEALTHY, numa=numa)
+    return PluginDevice(one.ID, healthy=one.health == constants.HEALTHY, numa=numa)
 
 
 class Registration(rpc.RegistrationServicer):

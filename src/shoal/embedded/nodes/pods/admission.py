@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from shoal.embedded.nodes.pods.states import containers_of
 from shoal.embedded.rules.pods import is_extended
+from shoal.kube.selectors import labels_term
+from shoal.kube.taints import NO_EXECUTE, read_taints, read_tolerations, untolerated
 from shoal.model import quantity
 from shoal.model.request import phases
 
@@ -85,27 +87,11 @@ def _short(name: str, requested: int, used: int, capacity: int) -> Refusal:
 
 def _selected(spec: Mapping[str, Any], node: Mapping[str, Any]) -> Refusal | None:
     labels = node["metadata"].get("labels") or {}
-    if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
+    if not labels_term(spec.get("nodeSelector") or {}).matches(node["metadata"].get("name", ""), labels):
         why = "node(s) didn't match Pod's node affinity/selector"
         return Refusal("NodeAffinity", f"Predicate NodeAffinity failed: {why}")
-    taints = [one for one in node["spec"].get("taints") or () if one.get("effect") == "NoExecute"]
-    if any(not tolerated(taint, spec.get("tolerations") or ()) for taint in taints):
+    taints, tolerations = read_taints(node["spec"].get("taints")), read_tolerations(spec.get("tolerations"))
+    if untolerated(taints, tolerations, (NO_EXECUTE,)):
         why = "node(s) had taints that the pod didn't tolerate"
         return Refusal("TaintToleration", f"Predicate TaintToleration failed: {why}")
     return None
-
-
-def tolerated(taint: Mapping[str, Any], tolerations: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether one of the tolerations covers the taint."""
-    return any(tolerates(one, taint) for one in tolerations)
-
-
-def tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    """Whether a toleration covers a taint."""
-    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
-        return False
-    if toleration.get("key") and toleration["key"] != taint.get("key"):
-        return False
-    if toleration.get("operator", "Equal") == "Exists":
-        return True
-    return bool(toleration.get("key")) and toleration.get("value", "") == taint.get("value", "")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shoal.embedded.nodes.errors import ConfigError
+from shoal.embedded.nodes.errors import ContainerConfigError
 from shoal.embedded.rules.pods import containers
 from shoal.model import quantity
 
@@ -26,7 +26,7 @@ PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class ContainerEnvironment:
     """The variables of a container, and the names of those whose values come from a Secret."""
 
     variables: dict[str, str]
@@ -41,7 +41,7 @@ def environment(
     allocatable: Mapping[str, str],
     allocated: Iterable[Mapping[str, str]],
     fetch: Fetch,
-) -> Environment:
+) -> ContainerEnvironment:
     """The environment of a container. `addresses` has `podIP` and `hostIP`; `allocated` is what device plugins add."""
     env = {"PATH": PATH, "HOSTNAME": pod["spec"].get("hostname") or pod["metadata"]["name"]}
     for more in allocated:
@@ -63,7 +63,7 @@ def environment(
             secret.add(name)
         else:
             secret.discard(name)
-    return Environment(env, frozenset(secret))
+    return ContainerEnvironment(env, frozenset(secret))
 
 
 def _value(
@@ -112,7 +112,7 @@ def field_value(path: str, pod: Mapping[str, Any], addresses: Mapping[str, str])
         "status.podIPs": addresses["podIP"],
     }
     if path not in plain:
-        raise ConfigError(f"unsupported fieldPath: {path}")
+        raise ContainerConfigError(f"unsupported fieldPath: {path}")
     return str(plain[path])
 
 
@@ -123,7 +123,7 @@ def _resource(
     if named:
         found = [one for one in containers(pod["spec"]) if one["name"] == named]
         if not found:
-            raise ConfigError(f'container "{named}" not found')
+            raise ContainerConfigError(f'container "{named}" not found')
         container = found[0]
     part, _, name = str(reference.get("resource", "")).partition(".")
     amounts = (container.get("resources") or {}).get(part) or {}
@@ -142,7 +142,7 @@ def _key_of(reference: Mapping[str, Any], plural: str, pod: Mapping[str, Any], f
         if reference.get("optional"):
             return None
         kind = {"configmaps": "ConfigMap", "secrets": "Secret"}[plural]
-        raise ConfigError(f"couldn't find key {key} in {kind} {pod['metadata']['namespace']}/{name}")
+        raise ContainerConfigError(f"couldn't find key {key} in {kind} {pod['metadata']['namespace']}/{name}")
     return content[key]
 
 
@@ -162,7 +162,7 @@ def _content(plural: str, name: str, *, optional: bool, fetch: Fetch) -> dict[st
     if obj is None:
         if optional:
             return None
-        raise ConfigError(f'{_KINDS[plural]} "{name}" not found')
+        raise ContainerConfigError(f'{_KINDS[plural]} "{name}" not found')
     data = obj.get("data") or {}
     if plural == "configmaps":
         return {key: str(value) for key, value in data.items()}

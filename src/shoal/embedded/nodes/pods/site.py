@@ -13,7 +13,7 @@ from shoal.embedded.nodes.devices.manager import DeviceManager
 from shoal.embedded.nodes.host import Host
 from shoal.embedded.nodes.pods.admission import Amounts, requests_of
 from shoal.embedded.nodes.pods.states import Timing
-from shoal.embedded.recorder import Recorder
+from shoal.embedded.recorder import EventWriter
 from shoal.embedded.registry import Registry
 from shoal.embedded.store import Object
 
@@ -26,7 +26,7 @@ class Site:
     devices: DeviceManager
     registry: Registry
     deletion: Deletion
-    recorder: Recorder
+    recorder: EventWriter
     clock: Clock
     timing: Timing
     #: Of all nodes of the process, as many pods at a time deal with their plugins.

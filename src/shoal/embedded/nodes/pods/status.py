@@ -9,6 +9,7 @@ from typing import Any, Final
 from shoal.embedded.nodes.pods.machine import PodRun
 from shoal.embedded.nodes.pods.states import ContainerRun, Ended, Running, Waiting, containers_of
 from shoal.embedded.registry import timestamp
+from shoal.model.contract import kubernetes
 from shoal.model.request import ContainerKind
 
 #: Conditions that are kubelet's; all others stay as they are.
@@ -135,7 +136,7 @@ def _ready(one: ContainerRun, now: datetime) -> bool:
 
 
 def _conditions(run: PodRun, statuses: Mapping[str, Status], phase: str) -> list[Status]:
-    sandbox = bool(run.address) and phase not in ("Succeeded", "Failed")
+    sandbox = bool(run.address) and phase not in kubernetes.FINISHED_PHASES
     ready = _containers_ready(run, statuses, phase)
     return [
         {"type": "PodReadyToStartContainers", "status": "True" if sandbox else "False"},
@@ -165,7 +166,7 @@ def _initialised(run: PodRun, statuses: Mapping[str, Status], phase: str) -> Sta
 
 
 def _containers_ready(run: PodRun, statuses: Mapping[str, Status], phase: str) -> Status:
-    if phase in ("Succeeded", "Failed"):
+    if phase in kubernetes.FINISHED_PHASES:
         return {"status": "False", "reason": "PodCompleted" if phase == "Succeeded" else "PodFailed"}
     unready = [
         one.name

@@ -15,7 +15,7 @@ from shoal.embedded.access.users import kubelet_of
 from shoal.embedded.deletion import DeleteOptions
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import PODS
-from shoal.embedded.nodes.errors import AllocationError, ConfigError, HookError, WorkloadError
+from shoal.embedded.nodes.errors import AllocationError, ContainerConfigError, HookError, SimulatedWorkloadError
 from shoal.embedded.nodes.host import Creation, HookCall
 from shoal.embedded.nodes.pods import status as statuses
 from shoal.embedded.nodes.pods.admission import check
@@ -29,13 +29,13 @@ from shoal.embedded.store import Object
 from shoal.embedded.writes import ACTING
 from shoal.kubelet.cdi import ContainerEdits, DeviceNode, Mount, resolve
 from shoal.kubelet.errors import CdiError
+from shoal.model.contract import kubernetes
 
 log = logging.getLogger(__name__)
 _NOT_STARTED: Final = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
     "unable to start container process: error during container init"
 )
-_OVER: Final = ("Succeeded", "Failed")
 #: Seconds that the containers of a pod have to end whose object has vanished.
 _VANISHED_GRACE: Final = 1.0
 #: The hooks that come before a container's program, in their order.
@@ -174,7 +174,7 @@ class PodWorker:
         if self._gone:
             self._site.release(self.uid)
             return None
-        if self._told_status is None or (self.pod.get("status") or {}).get("phase") not in _OVER:
+        if self._told_status is None or (self.pod.get("status") or {}).get("phase") not in kubernetes.FINISHED_PHASES:
             self._lied_at = None
             return None
         self._site.release(self.uid)
@@ -196,7 +196,7 @@ class PodWorker:
             await site.devices.pre_start(self.uid, spec, site.active())
             creation = self._created(spec, run)
             plan = plan_of(spec, self.pod, creation.env, creation.secret)
-        except (AllocationError, ConfigError, WorkloadError) as error:
+        except (AllocationError, ContainerConfigError, SimulatedWorkloadError) as error:
             self._fail(run, one, "CreateContainerConfigError", str(error))
             return
         except CdiError as error:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from shoal.embedded.nodes.errors import WorkloadError
+from shoal.embedded.nodes.errors import SimulatedWorkloadError
 from shoal.embedded.nodes.pods.scripts import Script, interpret
 from shoal.model import quantity
 from shoal.model.contract import shoal
@@ -127,12 +127,12 @@ def _within_limits(plan: Plan, container: Mapping[str, Any]) -> Plan:
 def read(text: str, plan: Plan = Plan(), *, where: str) -> Plan:  # noqa: B008 - it is frozen
     """The plan with what the text says of it."""
     if len(text) > MAX_LENGTH:
-        raise WorkloadError(f"{where} is longer than {MAX_LENGTH} characters: shorten it")
+        raise SimulatedWorkloadError(f"{where} is longer than {MAX_LENGTH} characters: shorten it")
     for word in text.split():
         key, equals, value = word.partition("=")
         if key not in _KEYS or not equals:
             known = ", ".join(f"{name}=" for name in _KEYS)
-            raise WorkloadError(f"{where} holds {shown(word)}: use {known} with blanks between them")
+            raise SimulatedWorkloadError(f"{where} holds {shown(word)}: use {known} with blanks between them")
         plan = replace(plan, **_KEYS[key](value, f"{where}: {key}"))
     return plan
 
@@ -143,7 +143,7 @@ def seconds_of(value: str, where: str) -> float:
         return int(match[1]) / 1000
     match = _DURATION.fullmatch(value)
     if match is None or not value:
-        raise WorkloadError(f"{where} is {shown(value)}: write a duration such as 30s, 1m30s or 500ms")
+        raise SimulatedWorkloadError(f"{where} is {shown(value)}: write a duration such as 30s, 1m30s or 500ms")
     seconds = int(match["h"] or 0) * 3600 + int(match["m"] or 0) * 60 + float(match["s"] or 0)
     return min(seconds, _MAX_SECONDS)
 
@@ -170,7 +170,7 @@ def _stop(value: str, where: str) -> dict[str, Any]:
 
 def _number(value: str, most: int, where: str) -> int:
     if not re.fullmatch(r"\d{1,3}", value) or int(value) > most:
-        raise WorkloadError(f"{where} is {shown(value)}: write a whole number from 0 to {most}")
+        raise SimulatedWorkloadError(f"{where} is {shown(value)}: write a whole number from 0 to {most}")
     return int(value)
 
 
@@ -179,9 +179,9 @@ def _bytes(field: str) -> Callable[[str, str], dict[str, Any]]:
         try:
             amount = quantity.parse(value)
         except QuantityError as error:
-            raise WorkloadError(f"{where}: {error}") from error
+            raise SimulatedWorkloadError(f"{where}: {error}") from error
         if not 0 <= amount < 2**63:
-            raise WorkloadError(f"{where} is {shown(value)}: write an amount of memory such as 2Gi")
+            raise SimulatedWorkloadError(f"{where} is {shown(value)}: write an amount of memory such as 2Gi")
         return {field: int(amount)}
 
     return read_bytes

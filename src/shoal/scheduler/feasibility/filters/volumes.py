@@ -12,11 +12,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from shoal.kube.objects.storage import PersistentVolume, PersistentVolumeClaim
-from shoal.kube.selectors import MATCHES_NOTHING, LabelSelector, RawLabelSelector, label_selector
+from shoal.kube.selectors import LabelSelector, read_label_selector
 from shoal.model.contract import kubernetes
 from shoal.placement.columns import BoolArray, IntArray
 from shoal.scheduler.feasibility.filters import Rejection, Rejections
@@ -139,12 +138,7 @@ def _is_free(volume: PersistentVolume, claim: PersistentVolumeClaim, selector: L
 
 
 def _selector(claim: PersistentVolumeClaim) -> LabelSelector | None:
-    if claim.spec.selector is None:
-        return None
-    try:
-        return label_selector(msgspec.convert(claim.spec.selector, RawLabelSelector))
-    except msgspec.ValidationError:
-        return MATCHES_NOTHING
+    return None if claim.spec.selector is None else read_label_selector(claim.spec.selector)
 
 
 @dataclass(frozen=True, slots=True)
