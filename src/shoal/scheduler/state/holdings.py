@@ -27,6 +27,9 @@ from shoal.model.node import held_written
 from shoal.model.request import Request
 from shoal.placement.ledger import Booking, NodeLedger
 
+#: How long containers of a pod that vanished may go on where nobody tells of their end: kubelet's default of 30 s.
+GRACE_SECONDS: Final = 30.0
+
 
 class Origin(Enum):
     """How it is known which cards a pod holds."""
@@ -130,10 +133,6 @@ def on_emptiest_cards(node: NodeLedger | None, name: str, request: Request) -> A
             for container in request.containers
         ),
     )
-
-
-#: How long containers of a pod that vanished may go on where nobody tells of their end: kubelet's default of 30 s.
-GRACE_SECONDS: Final = 30.0
 
 
 class HeldByNodes:
