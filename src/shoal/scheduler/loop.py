@@ -26,7 +26,7 @@ from shoal.scheduler.cluster_events import ClusterEvent
 from shoal.scheduler.context import SchedulingContext
 from shoal.scheduler.errors import BindError, ClaimError
 from shoal.scheduler.feasibility.feasibility import Verdict
-from shoal.scheduler.preemption.clearing import Clearing
+from shoal.scheduler.preemption import Clearing
 from shoal.scheduler.queue.gangs import Gang, Gangs
 from shoal.scheduler.queue.order import standing_of
 from shoal.scheduler.queue.queue import QueuedPod, SchedulingQueue

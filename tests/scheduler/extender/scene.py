@@ -30,8 +30,7 @@ from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.feasibility.tables import ClusterTables
 from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.preemption.clearing import Clearing
-from shoal.scheduler.preemption.search import DisruptionBudgets
+from shoal.scheduler.preemption import Clearing, DisruptionBudgets
 from shoal.scheduler.reporting.reporter import Reporter
 from shoal.scheduler.state.cluster_state import ClusterState
 from tests.testbed.fake_nodes import node as node_object

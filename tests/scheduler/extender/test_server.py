@@ -23,7 +23,7 @@ from shoal.kube.store import Change, ChangeType
 from shoal.scheduler import health
 from shoal.scheduler.errors import TlsError
 from shoal.scheduler.extender.server import Address, Extender
-from shoal.scheduler.http.server import Bounds
+from shoal.scheduler.http_server import Bounds
 from shoal.scheduler.metrics import LedgerSource
 from shoal.scheduler.tls import FileTls, TlsFiles
 from tests.observe.text import parse
