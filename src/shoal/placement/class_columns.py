@@ -1,7 +1,7 @@
 """One class of pods under one policy, over all nodes: does it fit, what is it worth there, which card would it take.
 
-Kept from decision to decision: only nodes that changed are tried again. What the cluster as a whole makes dear
-(`pressures`) changes with every booking, so it is added when somebody asks, for the nodes that can still win.
+Kept from decision to decision: only nodes that changed are tried again. The costs of what runs short in the whole
+cluster (`pressures`) change with every booking, so they are added for each decision, on the nodes that can still win.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class ClassColumns:
         self.tables = ClassTables(pod_class, policy, rules, ledger, valuation)
         self._single = single_trial(self.tables, policy)
         size = len(ledger.columns.cpu_free)
-        #: What the node would be worth if nothing were dear: an upper bound, -inf where the pod does not fit.
+        #: What the node is worth without pressures: an upper bound, -inf where the pod does not fit.
         self._bound = np.full(size, -np.inf)
         self._kept = np.zeros((size, _KEPT))
         self._kept[:, self.SLOT] = UNKNOWN_SLOT
         self._bound_at, self._kept_at = one_by_one(self._bound), one_by_one(self._kept)
         #: Nodes on which the containers fit only apart, and the cards each would get.
         self._apart: dict[int, assignment.CardAssignment] = {}
-        #: Nodes that won lately: likely to be good again, so they tell early which others cannot be.
+        #: Nodes that won lately: probably good again, so that others are ruled out early.
         self._winners: list[int] = []
         self._seen = -1
         self.nbytes = self._bound.nbytes + self._kept.nbytes

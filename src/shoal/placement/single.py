@@ -128,7 +128,7 @@ def _scores_plainly(score: Score) -> TypeGuard[PlainScore]:
 
 @cache
 def _has_plain_form(kind: type, *, of: str) -> bool:
-    """Whether the class has a plain form of that method. One inherited beside a method that is not, says another thing.
+    """Whether the class has a plain form of that method, not older than the method itself.
 
     Kept by class: to look takes longer than to try a node.
     """
