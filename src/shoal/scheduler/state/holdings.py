@@ -27,6 +27,7 @@ from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError
 from shoal.model.gpu import NodeGpus
 from shoal.model.manifest import pod_parts
+from shoal.model.node import held_written
 from shoal.model.request import Request
 from shoal.placement.ledger import Booking, NodeLedger
 
@@ -151,7 +152,7 @@ class HeldByNodes:
         Raises CodecError when it cannot be read; then what it said before still counts.
         """
         name = node.metadata.name
-        written = node.metadata.annotations.get(shoal.ANNOTATION_HELD)
+        written = held_written(node.metadata.annotations, node.status.capacity)
         if written == self._written.get(name):
             return None
         held = None if written is None else shoal.decode_held(written)
@@ -164,7 +165,7 @@ class HeldByNodes:
         return {uid for uid in {**before, **after} if before.get(uid) != after.get(uid)}
 
     def drop(self, node: str) -> None:
-        """The node is gone, or has no agent any more."""
+        """The node is gone, or its agent is for good."""
         self._written.pop(node, None)
         self._held.pop(node, None)
 
