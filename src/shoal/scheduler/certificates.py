@@ -201,7 +201,7 @@ class BundleSecret:
         return f"Secret {self._namespace}/{self._name}"
 
     async def _change(self, change: Callable[[Bundle | None], Bundle]) -> Bundle:
-        """Write what `change` makes of the bundle in the Secret, if it differs; tried again when another has written."""
+        """Write what `change` makes of the bundle in the Secret, if it differs; again when another has written."""
         while True:
             secret = await self._secret()
             before = None if secret is None or not secret.data else self._decoded(secret)

@@ -152,7 +152,7 @@ class SchedulingQueue:
         return None if uid is None else self._fly(self._entries[uid])
 
     def take(self, uids: Iterable[str], now: float) -> list[QueuedPod]:
-        """Pull these pods out, wherever they wait: members of a gang go together. Gated pods and those in flight stay."""
+        """Pull these pods out, wherever they wait, as a gang goes together. Gated pods and those in flight stay."""
         self._now = now
         entries = [self._entries[uid] for uid in dict.fromkeys(uids) if uid in self._entries]
         return [self._fly(entry) for entry in entries if entry.place not in (QueuePlace.GATED, QueuePlace.IN_FLIGHT)]
