@@ -127,6 +127,21 @@ def test_a_pod_holds_its_cards_while_its_containers_run(scene: Scene, how: str) 
     assert list(scene.paths.given.iterdir()) == []
 
 
+def test_a_deleted_pod_does_not_come_back_when_the_cards_change(scene: Scene) -> None:
+    scene.put("a", card=0)
+    give(scene, "a")
+    cgroup(scene, "a", runs=True)
+    known = scene.pods.get("a")
+    assert known is not None
+    scene.pods.on_pod(Change(ChangeType.DELETED, known.pod, None, "41"))
+    scene.pods.move_to(scene.pods.node)
+    assert list(scene.pods.held().pods) == ["a"]
+    cgroup(scene, "a", runs=False)
+    scene.pods.look_for_ends()
+    assert not scene.pods.held().pods
+    assert scene.pods.get("a") is None
+
+
 def test_a_pod_that_vanished_while_the_agent_was_away_holds_its_cards(tmp_path: Path) -> None:
     before = Scene(tmp_path, "2xA30")
     before.put("a", card=0)

@@ -331,7 +331,9 @@ class NodePods:
         """Take over a version of a pod. What it holds is read anew if `again`, or if the pod says otherwise now."""
         uid = pod.metadata.uid
         known = self._known.get(uid)
-        if pod.status.phase not in kubernetes.FINISHED_PHASES:
+        ending = self._ending.get(uid)
+        # The last version of a deleted pod may say that it runs; it does not come back.
+        if pod.status.phase not in kubernetes.FINISHED_PHASES and (ending is None or not ending.gone):
             self._ending.pop(uid, None)
             self._put(uid, NodePod(pod, self._holding(pod, again=again), given=uid in self._given))
         elif known is None or not known.over:
