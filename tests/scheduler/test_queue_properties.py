@@ -175,7 +175,7 @@ class QueueMachine(RuleBasedStateMachine):
         popped = self.queue.pop(self.now)
         self.check_popped(popped)
         if meanwhile is not None:
-            self.wake(meanwhile, None)
+            self.wake(meanwhile)
         if popped is None:
             return
         match end:
@@ -283,7 +283,7 @@ class QueueMachine(RuleBasedStateMachine):
         expected = {
             uid for uid, known in self.known.items() if known.place is QueuePlace.PARKED and known.reasons & events
         }
-        self.wake(events, None)
+        self.wake(events)
         seen: set[str] = set()
         while True:
             popped = self.queue.pop(self.now)
