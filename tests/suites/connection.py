@@ -86,7 +86,7 @@ class Connection:
         try:
             connection.request(method, path, body, headers)
             response = connection.getresponse()
-            answer = Answer(response.status, dict(response.getheaders()), _parsed(response.read()))
+            answer = Answer(response.status, dict(response.getheaders()), parsed(response.read()))
         except BaseException:
             connection.close()
             raise
@@ -109,7 +109,8 @@ class Connection:
         return {**headers, **({"Authorization": f"Bearer {bearer}"} if bearer else {})}
 
 
-def _parsed(text: bytes) -> Any:
+def parsed(text: bytes) -> Any:
+    """JSON, or what else it is as text."""
     try:
         return json.loads(text)
     except ValueError:

@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 
 from shoal.analysis.dry_run import DryRun, full_name
-from shoal.analysis.nodes import Answer, NodeAnswer, by_node
+from shoal.analysis.node_fit import Answer, NodeAnswer, by_node
 from shoal.kube.objects.pod import Container, Pod, Resources
 from shoal.model.contract import gpushare
 from shoal.model.errors import RequestError
 from shoal.model.request import ContainerRequest, Share, accepts
 from shoal.placement.columns import BoolArray
 from shoal.placement.ledger import NodeLedger
-from shoal.scheduler.preemption.search import PodOnNode, candidate_limit, choose, refusal
+from shoal.scheduler.preemption import PodOnNode, candidate_limit, choose, refusal
 from shoal.scheduler.reporting.diagnosis import diagnose
 
 

@@ -1,7 +1,7 @@
 """The scheduler's process: what it watches, who leads, and how the parts are joined.
 
-Every replica keeps its picture of the cluster warm and serves health and metrics, on a port of their own. Only the
-leader is ready, answers the stock scheduler and runs the loop. One that loses its lease ends, and is started anew.
+Every replica follows the cluster, and serves health and metrics on a port of their own. Only the leader is ready,
+answers the stock scheduler and runs the loop. A leader that loses its lease ends, and is started anew.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from shoal.scheduler.certificates import BundleSecret
 from shoal.scheduler.claims import Claims
 from shoal.scheduler.cluster_events import ClusterEvent
 from shoal.scheduler.config import SchedulerConfig
-from shoal.scheduler.extender.filtering import OfferRule
+from shoal.scheduler.context import SchedulingContext
 from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.feasibility.feasibility import Feasibility
@@ -52,8 +52,7 @@ from shoal.scheduler.handover import Handover
 from shoal.scheduler.keti_policy import KetiPolicyWatch
 from shoal.scheduler.loop import Loop
 from shoal.scheduler.metrics import LedgerSource, Metrics, WatchSource
-from shoal.scheduler.preemption.clearing import Clearing
-from shoal.scheduler.preemption.search import DisruptionBudgets
+from shoal.scheduler.preemption import Clearing, DisruptionBudgets
 from shoal.scheduler.reporting.reporter import Reporter
 from shoal.scheduler.rivals import Rivals
 from shoal.scheduler.state.cluster_state import ClusterState
@@ -72,7 +71,7 @@ EVENTS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a process answers."""
+    """The ports on which a process answers."""
 
     extender: int
     health: int
@@ -110,37 +109,30 @@ class Scheduler:
         budgets = DisruptionBudgets(disruption_budgets.store)
         self._handover = Handover(namespace=config.election.namespace, name=identity, node=self.state.node)
         claims = Claims(client, tables, feasibility)
-        clearing = Clearing(
-            self.state,
-            feasibility,
-            client,
-            self.reporter,
-            budgets=budgets,
+        context = SchedulingContext(
+            client=client,
+            state=self.state,
+            feasibility=feasibility,
+            binder=self.binder,
+            reporter=self.reporter,
+            metrics=self.metrics,
             may_write=self.may_write,
-            rng=random.Random(),
+            clock=time.monotonic,
         )
+        clearing = Clearing(context, budgets=budgets, rng=random.Random())
         self.loop = Loop(
-            self.state,
-            feasibility,
-            self.binder,
-            claims,
-            clearing,
-            self.reporter,
-            self.metrics,
+            context,
+            claims=claims,
+            clearing=clearing,
             names=config.scheduler_names,
             cluster=config.cluster_name,
             binds=config.binds,
-            clock=time.monotonic,
         )
         verbs = Verbs(
-            self.state,
-            self.binder,
+            context,
             plan=clearing.plan,
-            short=feasibility.short,
-            metrics=self.metrics,
-            clock=time.monotonic,
-            offer=OfferRule(feasibility.prefers, all_up_to=config.offer_all_up_to),
             try_again=self.reporter.try_again,
+            offer_all_up_to=config.offer_all_up_to,
         )
         self.extender = Extender(
             verbs, self.state, metrics=self.metrics, not_ready=self.not_ready, clock=time.monotonic
@@ -153,7 +145,7 @@ class Scheduler:
                 client,
                 PODS,
                 consumers=[
-                    *(rivals.on_pod, self.state.on_pod, verbs.waiting.on_pod),
+                    *(rivals.on_pod, self.state.on_pod, verbs.pods.on_pod),
                     *(self.loop.on_pod, self._handover.on_pod),
                 ],
             ),
@@ -181,7 +173,7 @@ class Scheduler:
     # Who may do what
 
     def may_write(self) -> bool:
-        """This process leads, or is the only one."""
+        """Whether this process may write to the cluster: it leads, or is the only one."""
         return self._leads and (not self.config.election.enabled or self.election.leading)
 
     def not_ready(self) -> str:
@@ -242,7 +234,7 @@ class Scheduler:
             await asyncio.sleep(_STAND_BACK_SECONDS)
 
     async def _sweep(self) -> None:
-        """Let go of what time alone frees, until cancelled."""
+        """Release cards that become free by time alone, until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self.state.sweep()

@@ -10,9 +10,9 @@ from typing import Final
 from aiohttp import web
 
 from shoal.model.contract import gpushare, shoal
-from shoal.scheduler.http.routes import Routes, in_pieces, text
-from shoal.scheduler.http.server import Bounds, serving
-from shoal.scheduler.metrics import CONTENT_TYPE, Metrics
+from shoal.observe.prometheus import CONTENT_TYPE
+from shoal.scheduler.http_server import Bounds, Routes, in_pieces, serving, text
+from shoal.scheduler.metrics import Metrics
 
 #: Bodies are not read at all.
 _BOUNDS: Final = Bounds(connections=64, per_peer=32, body=0, bodies=0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from shoal.kube.objects.pod import Pod
@@ -21,19 +21,16 @@ from shoal.model.contract.groups import PodGroup, decode_group
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.pod import check_cluster
 from shoal.placement.errors import PolicyError
-from shoal.scheduler.binder import Binder
 from shoal.scheduler.claims import Claims
 from shoal.scheduler.cluster_events import ClusterEvent
+from shoal.scheduler.context import SchedulingContext
 from shoal.scheduler.errors import BindError, ClaimError
-from shoal.scheduler.feasibility.feasibility import Feasibility, Verdict
-from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.preemption.clearing import Clearing
+from shoal.scheduler.feasibility.feasibility import Verdict
+from shoal.scheduler.preemption import Clearing
 from shoal.scheduler.queue.gangs import Gang, Gangs
 from shoal.scheduler.queue.order import standing_of
 from shoal.scheduler.queue.queue import QueuedPod, SchedulingQueue
 from shoal.scheduler.reporting.diagnosis import Diagnosis, diagnose
-from shoal.scheduler.reporting.reporter import Reporter
-from shoal.scheduler.state.cluster_state import ClusterState
 from shoal.scheduler.state.requests import placement_key
 
 log = logging.getLogger(__name__)
@@ -51,36 +48,31 @@ _Placed = tuple[QueuedPod, Pod, Allocation]
 
 
 class Loop:
-    """Pods that name this scheduler, from the queue to their nodes."""
+    """Pods that name this scheduler, from the queue to their nodes. `cluster` is what this cluster is called."""
 
     def __init__(
         self,
-        state: ClusterState,
-        feasibility: Feasibility,
-        binder: Binder,
+        context: SchedulingContext,
+        *,
         claims: Claims,
         clearing: Clearing,
-        reporter: Reporter,
-        metrics: Metrics,
-        *,
         names: Collection[str],
         cluster: str,
         binds: int,
-        clock: Callable[[], float],
     ) -> None:
         self.queue = SchedulingQueue()
         self.gangs = Gangs()
-        self._state = state
-        self._feasibility = feasibility
-        self._binder = binder
+        self._state = context.state
+        self._feasibility = context.feasibility
+        self._binder = context.binder
+        self._reporter = context.reporter
+        self._metrics = context.metrics
+        self._clock = context.clock
         self._claims = claims
         self._clearing = clearing
-        self._reporter = reporter
-        self._metrics = metrics
         self._names = frozenset(names)
         self._cluster = cluster
         self._binds = binds
-        self._clock = clock
         self._news = ClusterEvent(0)
         self._stir = asyncio.Event()
         self._binding: set[asyncio.Task[None]] = set()
@@ -109,7 +101,7 @@ class Loop:
         self._join(pod, group, now)
         self.queue.add(self._waiting(pod, group), now)
         if not pod.spec.scheduling_gates:
-            # A request that cannot be read is told when the pod is tried.
+            # A request that cannot be read is reported when the pod is tried.
             with contextlib.suppress(RequestError):
                 self._state.wait(pod)
         self._stir.set()
@@ -129,7 +121,7 @@ class Loop:
             self.on_news(ClusterEvent.GANG)
 
     def on_news(self, news: ClusterEvent) -> None:
-        """Something happened that may help pods that wait."""
+        """Something happened that may let parked pods fit."""
         self._news |= news
         self._stir.set()
 
@@ -188,7 +180,7 @@ class Loop:
                 await asyncio.sleep(0)
 
     async def _rest(self, now: float) -> None:
-        """Until something happens or a pause ends."""
+        """Wait until something happens or a back-off ends."""
         for place, count in self.queue.counts().items():
             self._metrics.queue.set(count, place.value)
         self._stir.clear()
@@ -228,11 +220,11 @@ class Loop:
             self.queue.retry(waiting.uid, self._clock())
 
     def _has_place(self, uid: str) -> bool:
-        """The pod's Binding was accepted; the watch may still tell of moments before it, as if the pod waited."""
+        """Whether the pod has a booking: the watch may still show moments before its Binding, as if it waited."""
         return self._state.engine.ledger.booking(uid) is not None
 
     def _refuse(self, waiting: QueuedPod, pod: Pod, why: str) -> None:
-        """The pod cannot be met as written."""
+        """Park a pod whose request cannot be met as written, and say why."""
         self._metrics.decisions.inc(BY, "bad request")
         self._reporter.waiting(pod, why)
         self.queue.park(waiting.uid, ClusterEvent.POD_CHANGED | ClusterEvent.POLICY, self._clock())
@@ -290,7 +282,7 @@ class Loop:
         self.queue.park(waiting.uid, ClusterEvent.GANG, self._clock())
 
     def _try_gang(self, waiting: QueuedPod, gang: Gang) -> None:
-        """Place the members it takes in one go, or none."""
+        """Place all members that the gang needs at once, or none."""
         members = [waiting, *self.queue.take((uid for uid in gang.together if uid != waiting.uid), self._clock())]
         placed: list[_Placed] = []
         try:
@@ -301,7 +293,7 @@ class Loop:
             raise
         if parked or len(placed) < len(gang.together):
             self._undo(placed)
-            if not parked:  # a member is gone, and the watch has not told the gang yet
+            if not parked:  # a member is gone, and the gang does not know yet
                 self._retry(members)
             return
         for member, pod, allocation in placed:
@@ -370,7 +362,7 @@ class Loop:
 
 
 def _group(pod: Pod) -> PodGroup | None:
-    """The pod's group; None also when what it says cannot be read, which is told when the pod is tried."""
+    """The pod's group; None also when what it says cannot be read, which is reported when the pod is tried."""
     try:
         return decode_group(pod.metadata.labels, pod.metadata.annotations) if pod.metadata.labels else None
     except CodecError:

@@ -21,8 +21,7 @@ from shoal.scheduler.errors import UnknownPodError, WireError
 from shoal.scheduler.extender import wire
 from shoal.scheduler.extender.inspect import inspect
 from shoal.scheduler.extender.verbs import Verb, Verbs
-from shoal.scheduler.http.routes import ANY, Routes, in_pieces, json, rest, shown, text
-from shoal.scheduler.http.server import Bodies, Bounds, serving
+from shoal.scheduler.http_server import ANY, Bodies, Bounds, Routes, in_pieces, json, rest, serving, shown, text
 from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.state.cluster_state import ClusterState
 from shoal.scheduler.tls import ServerTls
@@ -100,7 +99,7 @@ class Extender:
             await asyncio.gather(*chores, return_exceptions=True)
 
     async def _tend(self) -> None:
-        """Holds end, and pods fit again, also when nobody asks."""
+        """End holds and point out pods that fit by now, also while nobody asks."""
         while True:
             await asyncio.sleep(_TEND_SECONDS)
             if not self._not_ready():
@@ -132,7 +131,7 @@ class Extender:
         return await self._asked(request, self._verbs.preempt)
 
     async def _asked(self, request: web.BaseRequest, verb: Verb) -> web.StreamResponse:
-        """A verb whose answer has no room for an error."""
+        """Answer a verb whose answer cannot carry an error: by the HTTP status."""
         reason = self._not_ready()
         if reason:
             raise web.HTTPServiceUnavailable(text=reason)
