@@ -59,7 +59,7 @@ class PodOnNode:
 
     @property
     def importance(self) -> tuple[int, str]:
-        """The lowest is the most important: the higher priority, then the longer run."""
+        """A sort key, the most important pod first: by priority, then by how long it has run."""
         return -self.priority, self.started or _NOT_STARTED
 
 
@@ -156,7 +156,7 @@ def _cost(plan: PreemptionPlan) -> tuple[float, ...]:
 
 
 def _youth(plan: PreemptionPlan) -> str:
-    """Since when the longest-running of the most important victims runs."""
+    """The start of the longest-running of the most important victims."""
     highest = max((pod.priority for pod in plan.victims), default=0)
     return min((pod.started or _NOT_STARTED for pod in plan.victims if pod.priority == highest), default=_NOT_STARTED)
 
@@ -350,7 +350,7 @@ class Clearing:
 
 
 def who_leaves(pod: Pod, victims: Collection[Pod]) -> str:
-    """Those that make room for a pod, for its own message."""
+    """The pods that give way to a pod, in words for that pod's own message."""
     own = sorted(_name(victim) for victim in victims if _is_neighbour(victim, pod))
     others = len(victims) - len(own)
     counted = "1 pod of another namespace" if others == 1 else f"{others} pods of other namespaces"
@@ -358,7 +358,7 @@ def who_leaves(pod: Pod, victims: Collection[Pod]) -> str:
 
 
 def for_whom(victim: Pod, pod: Pod) -> str:
-    """The pod that room is made for, for the message of one that must leave."""
+    """The pod that another gives way to, in words for the message of the one that leaves."""
     return _name(pod) if _is_neighbour(victim, pod) else "a pod of another namespace with a higher priority"
 
 

@@ -1,4 +1,4 @@
-"""Who must go together: pods of one group are placed all or not at all.
+"""Gangs: pods of one group are placed all or not at all.
 
 Nothing is held while members are missing. Once enough are there, counting those that have a place already, the loop
 books all it takes in one go and gives everything back if one does not fit. A group that has its minimum takes further
@@ -21,7 +21,7 @@ GangKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A group as it stands."""
+    """A group and its members as they are now."""
 
     key: GangKey
     #: The largest size a member asks for.
@@ -113,7 +113,7 @@ class Gangs:
         )
 
     def late(self, now: float) -> list[Late]:
-        """Groups whose time is over, each told once until it was complete again."""
+        """Groups that have lacked members for too long; each is returned once until it has been complete again."""
         found = []
         for key, since in self._incomplete.items():
             if key not in self._told and now >= since + self._timeout(key):
@@ -180,7 +180,7 @@ class _Group:
     bound: int = 0
 
     def enter(self, member: _Member) -> None:
-        """In the place it had, if it is known."""
+        """Add a member; one that is known keeps its place in the order."""
         self._count(self.members.get(member.uid), -1)
         self.members[member.uid] = member
         self._count(member, +1)
@@ -189,7 +189,7 @@ class _Group:
         self._count(self.members.pop(uid), -1)
 
     def lacks_members(self) -> bool:
-        """Somebody waits, and cannot be placed for want of others."""
+        """Whether members wait that cannot be placed because others are missing."""
         return self.bound < len(self.members) < max(self.sizes, default=0)
 
     def _count(self, member: _Member | None, sign: int) -> None:

@@ -59,7 +59,7 @@ class QueuedPod:
 
     @property
     def equals(self) -> Hashable:
-        """The same for pods of which one try speaks for all."""
+        """A key that is the same for equal pods: what one try of them finds holds for all."""
         if self.gang is not None:
             return "gang", self.gang
         return ("pod", self.uid) if self.template is None else ("template", self.template, self.standing)
@@ -75,7 +75,7 @@ Where = Callable[[QueuedPod], bool]
 class SchedulingQueue:
     """Pods in the order in which they are to be tried: by priority, then by when they first came.
 
-    What a pod says of its own urgency moves it among those of its namespace and priority alone (`line`).
+    What a pod says of its own urgency moves it among those of its namespace and priority alone (`order`).
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class SchedulingQueue:
     # A try and how it ends
 
     def pop(self, now: float) -> QueuedPod | None:
-        """The pod to try now; it is in flight until `park`, `retry` or `remove` says how the try ended."""
+        """The pod to try next; it is in flight until `park`, `retry` or `remove` says how the try ended."""
         self.sweep(now)
         while (uid := self._backoff.first()) is not None and self._entries[uid].due <= now:
             entry = self._entries[uid]
@@ -152,7 +152,7 @@ class SchedulingQueue:
         return None if uid is None else self._fly(self._entries[uid])
 
     def take(self, uids: Iterable[str], now: float) -> list[QueuedPod]:
-        """Pull these pods out, from wherever they wait: members of a gang go together. Others than waiting are left."""
+        """Pull these pods out, wherever they wait, as a gang goes together. Gated pods and those in flight stay."""
         self._now = now
         entries = [self._entries[uid] for uid in dict.fromkeys(uids) if uid in self._entries]
         return [self._fly(entry) for entry in entries if entry.place not in (QueuePlace.GATED, QueuePlace.IN_FLIGHT)]
@@ -204,7 +204,7 @@ class SchedulingQueue:
                 self._wake_one(self._equals[equals], [parked], where)
 
     def sweep(self, now: float) -> None:
-        """Bring back one of those equal pods of which none was tried for long."""
+        """Make one of equal pods active of which none was tried for long."""
         self._now = now
         while self._tried:
             (equals, reasons), since = next(iter(self._tried.items()))
@@ -217,7 +217,7 @@ class SchedulingQueue:
             entry.leads = True
 
     def next_time(self) -> float | None:
-        """When `pop` can find something that no call brought."""
+        """When `pop` may find a pod without any further call."""
         times = []
         uid = self._backoff.first()
         if uid is not None:
@@ -255,7 +255,7 @@ class SchedulingQueue:
                 self._wake_one(equals, equals.parked.values(), None)
 
     def _wake_one(self, equals: _EqualPods, groups: Iterable[_ParkedPods], where: Where | None) -> None:
-        """See to it that one of these equal pods is tried after now, as early as may be."""
+        """Make sure that one of these equal pods is tried from now on, as early as possible."""
         lead = self._first(equals.active, where)
         if lead is None:
             ready = [entry for parked in groups if (entry := self._first(parked.ready(self._now), where))]
@@ -327,7 +327,7 @@ class _QueueEntry:
     __slots__ = ("arrival", "due", "leads", "missed", "place", "pod", "reasons", "ticket")
 
     def __init__(self, pod: QueuedPod, arrival: int) -> None:
-        #: Its number in the order of arrival, and the number whose turn is its own: `line` exchanges them.
+        #: Its number in the order of arrival, and the number whose turn is its own: `order` exchanges them.
         self.arrival = self.ticket = arrival
         self.pod = pod
         self.place = QueuePlace.GATED
@@ -349,12 +349,12 @@ class _QueueEntry:
 
     @property
     def order(self) -> Key:
-        """Sorts equal pods, and those whose backoff ends at once. It stays while the pod is not in line."""
+        """Sorts equal pods, and those whose backoff ends at once. It stays while the pod is not in the active queue."""
         return turn(self)
 
 
 class _EqualPods:
-    """Where equal pods are."""
+    """Equal pods, by the place they are in."""
 
     __slots__ = ("active", "backoff", "parked")
 

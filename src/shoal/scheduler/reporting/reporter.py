@@ -33,14 +33,14 @@ _WRITERS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class _StatusPatch:
-    """What a pod's status shall say."""
+    """A pod and what is to be written into its status."""
 
     pod: Pod
     status: dict[str, Any]
 
 
 class Reporter:
-    """Events and conditions. Run `run` beside the loop; what is told before is kept."""
+    """Writes events and conditions. `run` writes the conditions; those reported before it runs are kept."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Reporter:
         self._recorder.record(reference_to(PODS, pod), "Normal", reason, message)
 
     def forget(self, uid: str) -> None:
-        """The pod is bound or gone: there is nothing to say of its waiting."""
+        """The pod is bound or gone: what was to be said of its waiting is dropped."""
         self._words.pop(uid, None)
 
     async def run(self) -> None:
