@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from shoal.analysis.dry_run import DryRun, full_name
-from shoal.analysis.nodes import Answer, NodeAnswer, by_node
+from shoal.analysis.node_fit import Answer, NodeAnswer, by_node
 from shoal.kube.objects.pod import Container, Pod, Resources
 from shoal.model.contract import gpushare
 from shoal.model.errors import RequestError
