@@ -110,6 +110,9 @@ class Bodies:
             parts.clear()
             yield body
         finally:
+            # An exception keeps this frame until the collector comes, and with it what was read.
+            parts.clear()
+            body = b""
             self.held -= held
 
     def _hold(self, size: int, more: int) -> None:
