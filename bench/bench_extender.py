@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ import numpy as np
 import bench.results as results
 from shoal.kube.access.credentials import Access, StoredCredential
 from shoal.kube.client import Client
+from shoal.kube.events import Recorder
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
 from shoal.kube.store import Change, ChangeType
@@ -32,13 +34,15 @@ from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.binder import Binder
-from shoal.scheduler.extender.filtering import OFFER_ALL, OfferRule
+from shoal.scheduler.context import SchedulingContext
+from shoal.scheduler.extender.filtering import OFFER_ALL
 from shoal.scheduler.extender.inspect import inspect
 from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.feasibility.tables import ClusterTables
 from shoal.scheduler.metrics import LedgerSource, Metrics
+from shoal.scheduler.reporting.reporter import Reporter
 from shoal.scheduler.state.cluster_state import ClusterState
 
 NODES = 5_000
@@ -63,20 +67,22 @@ class Bench:
             news=lambda _: None,
             report=lambda *_: None,
         )
-        self.metrics = Metrics()
-        self.metrics.registry.add(LedgerSource(self.state.engine.ledger))
         nobody = Client(Access(server="http://127.0.0.1:1", credentials=StoredCredential()))
-        binder = Binder(nobody, self.state, may_write=lambda: False, now_ns=time.time_ns)
-        self.verbs = Verbs(
-            self.state,
-            binder,
-            plan=lambda pod, nodes: None,
-            short=Feasibility(self.state.tables).short,
+        self.metrics = Metrics()
+        context = SchedulingContext(
+            client=nobody,
+            state=self.state,
+            feasibility=Feasibility(self.state.tables),
+            binder=Binder(nobody, self.state, may_write=lambda: False, now_ns=time.time_ns),
+            reporter=Reporter(
+                nobody, Recorder(nobody, "bench"), now=lambda: datetime.now(UTC), may_write=lambda: False
+            ),
             metrics=self.metrics,
+            may_write=lambda: False,
             clock=time.monotonic,
-            offer=OfferRule(Feasibility(self.state.tables).prefers, all_up_to=all_up_to),
-            try_again=lambda _: None,
         )
+        self.metrics.registry.add(LedgerSource(self.state.engine.ledger))
+        self.verbs = Verbs(context, plan=lambda pod, nodes: None, try_again=lambda _: None, offer_all_up_to=all_up_to)
         self._uids = itertools.count()
         for name in self.names:
             self.state.on_node(Change(ChangeType.ADDED, None, node(name)))

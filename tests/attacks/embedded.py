@@ -1,11 +1,15 @@
-"""The embedded cluster as an arena: scheduler, agents with walls, simulated nodes and cards, all in this process."""
+"""The embedded cluster as an arena: scheduler, agents with walls, simulated nodes and cards, all in this process.
+
+What the scheduler counts as used is read where everybody can read it, in its metrics.
+"""
 
 import asyncio
 import contextlib
 import http.client
 import json
+import re
 import tempfile
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,19 +29,23 @@ from shoal.embedded.nodes.pods.states import Running, Timing
 from shoal.kube.access.credentials import Access
 from shoal.kubelet.host_paths import HostPaths
 from shoal.model.backoff import Backoff
+from shoal.scheduler import app as scheduler
+from shoal.scheduler.app import Ports
+from shoal.scheduler.config import SchedulerConfig
 from tests.attacks.arena import Given, Object
 from tests.kubelet.device_plugin import PluginLoop
-from tests.suites.connection import Connection
+from tests.suites.connection import Answer, Connection, parsed
 from tests.testbed.waiting import wait_for
 
 ROOT = "/sys/fs/cgroup"
 MEBIBYTE = 2**20
 #: kubelet's back-off is the real one's; only tests wait for it.
 TIMING = Timing(retry=0.5, back_off=Backoff(0.5, 1.0), reconcile=2.0)
+_BOOKED = re.compile(r'shoal_scheduler_card_memory_requested_bytes\{node="([^"]+)",card="(\d+)"\} (\d+)')
 
 
 class Walled(EmbeddedCluster):
-    """The cluster of `shoal up` with what its agents need to build walls, and agents that can be started again."""
+    """The cluster of `shoal up` with what its agents need to build walls, and services that can be started again."""
 
     def __init__(self, plan: EmbeddedPlan, directory: Path) -> None:
         super().__init__(plan, directory)
@@ -49,6 +57,9 @@ class Walled(EmbeddedCluster):
         self._running: dict[str, asyncio.Task[None]] = {}
         #: Where the agents say whether they are ready; each end of one takes its own away.
         self.ports: dict[str, int] = {}
+        #: Where the scheduler tells its metrics, while it runs.
+        self.scheduler: Ports | None = None
+        self._scheduling: asyncio.Task[None] | None = None
         for kubelet in self.nodes:
             kubelet.host.run_hook = self._hook
 
@@ -86,17 +97,24 @@ class Walled(EmbeddedCluster):
             port=0,
             limit_hook=str(self._program),
         )
-        while True:
-            served = partial(self.ports.__setitem__, host.spec.name)
-            task = asyncio.create_task(agent.run(config, access, lambda: host.nvml, paths, serving=served))
-            self._running[host.spec.name] = task
-            try:
-                await asyncio.wait({task})
-                if not task.cancelled():
-                    task.result()
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        served = partial(self.ports.__setitem__, host.spec.name)
+        await _for_ever(
+            lambda: agent.run(config, access, lambda: host.nvml, paths, serving=served),
+            partial(self._running.__setitem__, host.spec.name),
+        )
+
+    def _scheduler(self, config: SchedulerConfig, access: Access) -> Coroutine[None, None, None]:
+        return _for_ever(
+            lambda: scheduler.run(config, access, identity="embedded", serving=partial(setattr, self, "scheduler")),
+            partial(setattr, self, "_scheduling"),
+        )
+
+    async def end_scheduler(self) -> None:
+        """End the scheduler; it is started again."""
+        assert self._scheduling is not None
+        self.scheduler = None
+        self._scheduling.cancel()
+        await asyncio.wait({self._scheduling})
 
     async def end_agents(self) -> None:
         """End all agents; each is started again."""
@@ -129,6 +147,54 @@ class Walled(EmbeddedCluster):
         return limits
 
 
+async def _for_ever(
+    start: Callable[[], Coroutine[None, None, None]], note: Callable[[asyncio.Task[None]], None]
+) -> None:
+    """Run a service, and again whenever it is cancelled; `note` is told its task."""
+    while True:
+        task = asyncio.create_task(start())
+        note(task)
+        try:
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+class KeptConnection(Connection):
+    """One connection for all requests of the administrator, and one for those of the tenants."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        super().__init__(kubeconfig)
+        self._kept: dict[bool, http.client.HTTPSConnection] = {}
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        token: str | None = None,
+    ) -> Answer:
+        admin = token is None
+        kept = self._kept.get(admin)
+        if kept is None:
+            tls = self._tls if admin else self._anonymous
+            kept = self._kept[admin] = http.client.HTTPSConnection(self._address, context=tls, timeout=self.deadline)
+        bearer = {"Authorization": f"Bearer {token or self._token}"} if token or self._token else {}
+        kept.request(method, path, body, {**(headers or {}), **bearer})
+        with kept.getresponse() as response:
+            return Answer(response.status, dict(response.getheaders()), parsed(response.read()))
+
+    def close(self) -> None:
+        """End them."""
+        for kept in self._kept.values():
+            kept.close()
+
+
 class EmbeddedArena:
     """Two nodes with two cards of 24 GiB each."""
 
@@ -140,7 +206,8 @@ class EmbeddedArena:
         self.cluster = Walled(EmbeddedPlan(few(2, "2xA30-24G")), Path(self._folder.name))
         self._ready, self._over = asyncio.Event(), asyncio.Event()
         self._life = loop.run(self._begin())
-        self.api = Connection(self.cluster.kubeconfig)
+        self._kept = KeptConnection(self.cluster.kubeconfig)
+        self.api: Connection = self._kept
         self.nodes: Sequence[str] = [spec.name for spec in self.cluster.plan.nodes]
         self.here = self.nodes[0]
         self._validators = list(self.cluster.api.registry.validators)
@@ -164,6 +231,7 @@ class EmbeddedArena:
 
     def stop(self) -> None:
         """End it."""
+        self._kept.close()
         self._loop.run(self._end())
         self._folder.cleanup()
 
@@ -196,6 +264,18 @@ class EmbeddedArena:
             lambda: len(self.cluster.ports) == len(self.nodes) and all(map(_ready, self.cluster.ports.values())), "up"
         )
 
+    def restart_scheduler(self) -> None:
+        """End the scheduler and start it again."""
+        self._loop.run(self.cluster.end_scheduler())
+        wait_for(lambda: (ports := self.cluster.scheduler) is not None and _ready(ports.health), "up")
+
+    def booked(self) -> dict[tuple[str, int], int]:
+        """What the scheduler counts as used, in MiB by node and index of the card."""
+        assert self.cluster.scheduler is not None
+        status, text = _asked(self.cluster.scheduler.health, "/metrics")
+        assert status == 200, text
+        return {(node, int(card)): int(amount) // MEBIBYTE for node, card, amount in _BOOKED.findall(text)}
+
     def inspect(self) -> Object:
         asked = ["inspect", "-o", "json", "--kubeconfig", str(self.cluster.kubeconfig)]
         result = CliRunner().invoke(main, asked)
@@ -204,9 +284,15 @@ class EmbeddedArena:
 
 
 def _ready(port: int) -> bool:
-    """Whether an agent serves, and kubelet has asked it for everything."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    with contextlib.closing(connection), contextlib.suppress(OSError):
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == 200
+    """Whether a service is ready: of an agent, kubelet has asked it for everything."""
+    with contextlib.suppress(OSError):
+        return _asked(port, "/readyz")[0] == 200
     return False
+
+
+def _asked(port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()

@@ -77,6 +77,12 @@ class Play:
             assert time.monotonic() < end, f"not {what} after {PATIENCE:.0f} s: {why()}"
             time.sleep(0.02)
 
+    def wait_or(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Give something its time; it need not come."""
+        end = time.monotonic() + seconds
+        while not ready() and time.monotonic() < end:
+            time.sleep(0.01)
+
     def story(self, name: str) -> str:
         """What is known of a pod, for a message."""
         whose = self._whose.get(name, self.tenant)

@@ -48,6 +48,17 @@ async def test_cluster_serves_and_ends_cleanly() -> None:
         assert not directory.exists()
 
 
+def test_grpc_logs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections end with the cluster, and gRPC logs that; an unknown tracer it logs at once."""
+    monkeypatch.setenv("GRPC_TRACE", "no-such-tracer")
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    with running("--nodes", "2", "--gpus", "2xT4") as (process, _):
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+        assert errors == ""
+        assert process.returncode == 0
+
+
 async def test_the_cluster_file_of_the_examples() -> None:
     file = Path(__file__).parents[2] / "examples" / "cluster.yaml"
     with running("--cluster-file", str(file)) as (_, said):

@@ -131,6 +131,19 @@ def test_a_record_claims_what_was_asked_for_and_nothing_else(made: Allocation, a
         read(pod({"shoal.dev/allocation": shoal.encode_allocation(made)}, **asks))
 
 
+def test_a_record_of_less_than_a_client_may_use_is_not_believed() -> None:
+    """What is booked is the larger of both: with the smaller a tenant could use more than is counted."""
+    sizes = {"GPUrequest": "1Gi", "GPUlimits": "2Gi"}
+    for memory, believed in ((2048, True), (1024, False)):
+        record = shoal.encode_allocation(claims((0, Share(memory, clients=1)), limit=2048))
+        manifest = pod({**sizes, "shoal.dev/allocation": record}, resource="keti.com/mpsgpu")
+        if believed:
+            assert read(manifest) is not None
+            continue
+        with pytest.raises(CodecError, match="'main' another amount"):
+            read(manifest)
+
+
 def test_who_asks_for_nothing_has_nothing() -> None:
     for written in (shoal.encode_allocation(decision()), "broken", "x" * 200_000):
         assert read(pod({"shoal.dev/allocation": written}, resource="cpu")) is None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.model.gpu import Gpu, NodeGpus
-from shoal.model.request import Share
+from shoal.model.request import NO_SHARE, Share, fits
 from shoal.placement.engine import Engine
 from shoal.placement.errors import BookingError
-from shoal.placement.ledger import Booking, Ledger
+from shoal.placement.ledger import Booking, CardLedger, Ledger
 from shoal.placement.policies import policy_named
 from tests.placement.clusters import GIB, WHOLE, booking, card, ledger_of, node, request, uuid_of
 
@@ -197,3 +199,26 @@ def test_a_node_that_is_gone_for_good_leaves_its_row_to_another() -> None:
     ledger.set_inventory(NodeGpus("last", (Gpu("GPU-last", 0, 1024),), 1000, 1000))
     assert [node.name for node in ledger.nodes()] == ["last"]
     assert ledger.columns.whole[0] == 1
+
+
+@given(
+    st.lists(
+        st.builds(
+            Share,
+            memory_mib=st.sampled_from([0, 0, 1024, 2048, 4096]),
+            compute=st.sampled_from([0, 0, 30, 50, 100]),
+            clients=st.sampled_from([0, 0, 1, 2]),
+        ).filter(lambda share: share != NO_SHARE)
+        | st.just(Share(exclusive=True)),
+        max_size=8,
+    ),
+    st.sampled_from([0, 1, 3]),
+)
+def test_the_ledger_and_the_agent_agree_on_what_fits(shares: list[Share], clients: int) -> None:
+    """`CardLedger.refusal` has words for each reason; `shoal.model.request.fits` is the rule without them."""
+    gpu = Gpu("GPU-0", 0, 4096, mps_clients=clients)
+    books = CardLedger(gpu)
+    for share in shares:
+        assert (books.refusal(share) is None) == fits(gpu, books.used, share), (books, share)
+        if books.refusal(share) is None:
+            books.add(share, 1)

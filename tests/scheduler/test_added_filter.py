@@ -82,7 +82,7 @@ def test_the_extender_preempts(policy: str) -> None:
 
 def test_preemption_finds_no_victims(policy: str) -> None:
     scene = full(policy)
-    plans = clearing_of(scene.state, scene.client, scene.budgets)
+    plans = clearing_of(scene.context, scene.budgets)
     wanted = scene.add_pod(pod("high", mem="8", priority=5))
     assert plans.plan(wanted, ["closed"]) is None
     plan = plans.plan(wanted, ["closed", "open"])

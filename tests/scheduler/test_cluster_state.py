@@ -250,8 +250,8 @@ def test_card_taken_by_two_is_told_once_and_takes_nothing_new() -> None:
         )
     over = [text for name, reason, text in told.reports if reason == REASON_OVER]
     assert over == [
-        "card 0 (GPU-n0-0) holds 24576 of 16384 MiB for default/a, default/b: it takes nothing new; "
-        "delete or move one of them"
+        "card 0 (GPU-n0-0) holds 24576 of 16384 MiB for 2 pods: it takes nothing new; delete or move one of those that "
+        "kubectl inspect gpushare -d lists"
     ]
     assert told.state.place(a_pod("c", {"aliyun.com/gpu-mem": "1"})) is None
 

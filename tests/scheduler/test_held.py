@@ -33,9 +33,11 @@ class OnNode:
         self.told = Told()
         self.says(None)
 
-    def says(self, held: Held | str | None, node: str = "n0") -> None:
-        """The node shows its cards, and what its agent has given out."""
+    def says(self, held: Held | str | None, node: str = "n0", **capacity: str) -> None:
+        """The node shows its cards, and what its agent has given out; with `capacity` kubelet counts other devices."""
         manifest = node_object(node, cards(node, [16, 16]))
+        if capacity:
+            manifest["status"]["capacity"] = capacity
         if held is not None:
             written = held if isinstance(held, str) else shoal.encode_held(held)
             manifest["metadata"]["annotations"][shoal.ANNOTATION_HELD] = written
@@ -209,6 +211,76 @@ def test_what_is_held_goes_with_its_node(on_node: OnNode) -> None:
     assert node is not None
     on_node.told.state.on_node(Change(ChangeType.DELETED, node, None))
     assert on_node.told.held() == {}
+
+
+AWAY = {"cpu": "8", "aliyun.com/gpu-mem": "0", "keti.com/mpsgpu": "0", "nvidia.com/gpu": "0"}
+
+
+@pytest.mark.parametrize(
+    "capacity",
+    [AWAY, {"cpu": "8"}, {**AWAY, "aliyun.com/gpu-mem": "32768", "aliyun.com/gpu-count": "2", "shoal.dev/gpu": "0"}],
+    ids=["no devices", "no resources", "no slots"],
+)
+def test_the_word_of_an_agent_that_is_gone_for_good_counts_no_more(on_node: OnNode, capacity: dict[str, str]) -> None:
+    """Its pods are those of a node without an agent, whatever it said last; and when it comes back it is believed."""
+    pods = [
+        with_status(bound(a_pod(name, {"nvidia.com/gpu": "1"}), "n0", record(i, WHOLE)), RUNS)
+        for i, name in [(0, "a"), (1, "b")]
+    ]
+    for pod in pods:
+        on_node.told.see(pod)
+    said = Held({"uid-a": given(0, WHOLE), "uid-b": given(1, WHOLE), "uid-gone": given(1, WHOLE)}, as_of=5)
+    on_node.says(said)
+    on_node.gone(pods[0], 9)
+    on_node.told.now += 10 * GRACE_SECONDS
+    on_node.told.state.sweep()
+    assert on_node.card("uid-a") == {"GPU-n0-0": WHOLE}
+    on_node.says(said, **capacity)
+    assert on_node.card("uid-b") == {"GPU-n0-1": WHOLE}, "by its record"
+    assert "n0/uid-gone" not in on_node.told.held()
+    on_node.told.state.sweep()
+    assert "uid-a" not in on_node.told.held()
+    on_node.says(said)
+    assert on_node.told.held()["n0/uid-a"][1] == {"GPU-n0-0": WHOLE}
+
+
+def test_an_agent_that_starts_again_is_believed_meanwhile(on_node: OnNode) -> None:
+    """kubelet counts its devices for some minutes, and gives out none."""
+    pod = with_status(bound(a_pod("a", {"nvidia.com/gpu": "1"}), "n0", record(0, WHOLE)), RUNS)
+    on_node.told.see(pod)
+    said = Held({"uid-a": given(0, WHOLE)}, as_of=5)
+    on_node.says(said)
+    on_node.says(said, **{**AWAY, "nvidia.com/gpu": "2"})
+    on_node.gone(pod, 9)
+    on_node.told.now += 10 * GRACE_SECONDS
+    on_node.told.state.sweep()
+    assert on_node.card("uid-a") == {"GPU-n0-0": WHOLE}
+
+
+@pytest.mark.parametrize("seen_before", [True, False], ids=["in its life", "after a restart"])
+def test_a_request_that_is_broken_later_hides_nothing(on_node: OnNode, seen_before: bool) -> None:
+    """Labels of a pod say how many cards it wants, and whoever may write them can make that unreadable."""
+    pod = bound(a_pod("a", {"aliyun.com/gpu-mem": "16"}), "n0", record(0, Share(16384)))
+    if seen_before:
+        on_node.told.see(pod)
+    on_node.says(Held({"uid-a": given(0, Share(16384))}))
+    labels = {"aliyun.com/gpu-count": "many"}
+    broken = msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, labels=labels, annotations={}))
+    on_node.told.see(broken)
+    on_node.says(Held({"uid-a": given(0, Share(16384))}, as_of=7))
+    assert on_node.card("uid-a") == {"GPU-n0-0": Share(16384)}
+
+
+def test_a_request_that_is_broken_before_anything_was_given_frees_nothing(on_node: OnNode) -> None:
+    pod = bound(a_pod("a", {"aliyun.com/gpu-mem": "16"}), "n0", {})
+    on_node.told.see(pod)
+    (card,) = on_node.card("uid-a")
+    labels = {"aliyun.com/gpu-count": "many"}
+    metadata = msgspec.structs.replace(pod.metadata, labels=labels, annotations=record(1, WHOLE))
+    on_node.told.see(msgspec.structs.replace(pod, metadata=metadata))
+    assert on_node.card("uid-a") == {card: Share(16384)}
+    told = [text for name, reason, text in on_node.told.reports if (name, reason) == ("a", REASON_POD)]
+    assert told[-1].startswith("its cards are counted as before: ")
 
 
 def test_word_that_cannot_be_read_changes_nothing(on_node: OnNode) -> None:

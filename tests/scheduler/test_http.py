@@ -11,8 +11,7 @@ import pytest
 from aiohttp import web
 
 from shoal.embedded.certificates import make_pki
-from shoal.scheduler.http.routes import in_pieces, text
-from shoal.scheduler.http.server import FREE, Bodies, Bounds, ConnectionSlots, serving
+from shoal.scheduler.http_server import FREE, Bodies, Bounds, ConnectionSlots, in_pieces, serving, text
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -267,20 +266,20 @@ async def test_connections_of_one_address_are_bounded() -> None:
 
 
 def test_a_crowd_makes_room_for_others() -> None:
-    places = ConnectionSlots(4, 4)
+    slots = ConnectionSlots(4, 4)
     closed: list[int] = []
-    crowd = [places.take("crowd") for _ in range(4)]
-    for number, place in enumerate(crowd):
-        assert place is not None
-        place.busy = number == 0
-        place.close = lambda number=number: closed.append(number)  # type: ignore[misc]
-    assert places.take("crowd") is None
-    assert places.take("one") is not None
+    crowd = [slots.take("crowd") for _ in range(4)]
+    for number, slot in enumerate(crowd):
+        assert slot is not None
+        slot.busy = number == 0
+        slot.close = lambda number=number: closed.append(number)  # type: ignore[misc]
+    assert slots.take("crowd") is None
+    assert slots.take("one") is not None
     assert closed == [1], "the oldest that is not being answered"
-    assert places.take("two") is not None
-    assert places.take("three") is not None
-    assert places.take("four") is None, "nobody has more than one"
-    assert len(places) == 4
+    assert slots.take("two") is not None
+    assert slots.take("three") is not None
+    assert slots.take("four") is None, "nobody has more than one"
+    assert len(slots) == 4
 
 
 async def test_handshakes_that_do_not_end_hold_no_place_for_long(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """The standalone loop on the embedded API server, with a watch that the test plays."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,15 +17,12 @@ from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import NODES, PODS
 from shoal.kube.store import Change, ChangeType, Store
-from shoal.scheduler.binder import Binder
 from shoal.scheduler.claims import Claims
-from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.loop import Loop
-from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.queue.queue import QueuePlace
 from shoal.scheduler.reporting.reporter import Reporter
 from tests.kube.waiting import until
-from tests.scheduler.extender.scene import books_of, clearing_of
+from tests.scheduler.extender.scene import clearing_of, context_of, state_of
 from tests.testbed.fake_nodes import node
 
 
@@ -34,20 +31,16 @@ class Stage:
 
     def __init__(self, client: Client, recorder: Recorder) -> None:
         self.client = client
-        self.state = books_of()
-        feasibility = Feasibility(self.state.tables)
+        self.state = state_of()
+        reporter = Reporter(client, recorder, now=lambda: datetime.now(UTC), may_write=lambda: True)
+        context = replace(context_of(self.state, client), reporter=reporter)
         self.loop = Loop(
-            self.state,
-            feasibility,
-            Binder(client, self.state, may_write=lambda: True, now_ns=time.time_ns),
-            Claims(client, self.state.tables, feasibility),
-            clearing_of(self.state, client, Store()),
-            Reporter(client, recorder, now=lambda: datetime.now(UTC), may_write=lambda: True),
-            Metrics(),
+            context,
+            claims=Claims(client, self.state.tables, context.feasibility),
+            clearing=clearing_of(context, Store()),
             names=["gpu-scheduler"],
             cluster="",
             binds=8,
-            clock=time.monotonic,
         )
         self.state.on_node(Change(ChangeType.ADDED, None, msgspec.convert(node("a", 1), Node)))
 

@@ -17,7 +17,7 @@ from shoal.kube.resources import POD_DISRUPTION_BUDGETS
 from shoal.model.request import Request, Share
 from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
-from shoal.scheduler.preemption.search import (
+from shoal.scheduler.preemption import (
     PodOnNode,
     PreemptionPlan,
     allowances,

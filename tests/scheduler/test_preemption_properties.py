@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shoal.model.request import Request, Share
 from shoal.placement.engine import Engine
-from shoal.scheduler.preemption.search import PodOnNode, PreemptionPlan, choose
+from shoal.scheduler.preemption import PodOnNode, PreemptionPlan, choose
 from tests.placement.clusters import GIB, WHOLE, booking, ledger_of, node, request
 from tests.soak import times
 

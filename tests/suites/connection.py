@@ -50,7 +50,7 @@ class Connection:
     ) -> Answer:
         """One request; with `token` as whoever that stands for, instead of as the kubeconfig's user."""
         with self._open(method, path, body, headers or {}, token) as response:
-            return Answer(response.status, dict(response.getheaders()), _parsed(response.read()))
+            return Answer(response.status, dict(response.getheaders()), parsed(response.read()))
 
     @contextmanager
     def watch(self, path: str, headers: Mapping[str, str] | None = None) -> Iterator[tuple[int, Iterator[Any]]]:
@@ -70,7 +70,8 @@ class Connection:
                 yield response
 
 
-def _parsed(text: bytes) -> Any:
+def parsed(text: bytes) -> Any:
+    """JSON, or what else it is as text."""
     try:
         return json.loads(text)
     except ValueError:

@@ -82,7 +82,7 @@ class Agent:
         self._begun = begun
         self._limits: ShareLimits = NO_LIMITS
         self._wake = asyncio.Event()
-        #: What keeps the devices from being listed, in words.
+        #: Why the devices cannot be listed, in words.
         self._trouble = ""
         self.cards = cards
         self.node = NodeObject(
@@ -111,7 +111,7 @@ class Agent:
         self.serving: DevicePlugins | None = None
 
     def waiting_for(self) -> str:
-        """Why not everything is served now; empty when it is."""
+        """What the agent waits for before it serves every resource, in words; empty when it serves them."""
         for name, reflector in (("the node", self.node.reflector), ("the node's pods", self.pods.reflector)):
             if not reflector.synced.is_set() and (name == "the node" or not self.cards.waiting):
                 return f"still reading {name}: {reflector.last_error or 'no answer yet'}"
@@ -130,7 +130,7 @@ class Agent:
         """Publish and serve, as soon as there are cards."""
         async with contextlib.AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
-            # Unwound before the group waits for its tasks, none of which ends by itself.
+            # Called before the group waits for its tasks, none of which ends by itself.
             stack.callback(lambda: [task.cancel() for task in tasks])
             tasks = [group.create_task(self.node.run(), name="node object")]
             await stack.enter_async_context(self.node.reflector)
@@ -254,7 +254,7 @@ class Agent:
         )
 
     def _publish_none(self) -> None:
-        """There are no cards now: a scheduler must not go by those of yesterday."""
+        """Take the node's published cards back while the driver shows none, so that no scheduler counts on them."""
         node = self.node.node
         if node is not None and shoal.ANNOTATION_GPUS in node.metadata.annotations:
             resources: dict[str, tuple[int, int] | None] = {gpushare.RESOURCE_COUNT: (0, 0)}

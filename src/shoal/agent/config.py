@@ -1,4 +1,4 @@
-"""Settings of the agent. Every value is checked when they are made."""
+"""The agent's settings, checked when they are read."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", for
     nvidia_config_default: str = ""
     #: Count the memory of a card without what driver and firmware keep of it.
     without_reserved: bool = False
-    #: What keeps containers to their shares: the best there is, or one tier and nothing less.
+    #: What keeps containers to their shares: the best tier that the node has, or one tier and no weaker one.
     isolation: IsolationSetting = IsolationSetting.AUTO
     #: The program of the hook that limits cgroups; it is put on the host from here.
     limit_hook: str = "/usr/libexec/shoal/shoal-limit"
@@ -73,9 +73,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", for
     mps_shared_memory: str = ""
     #: Let pods of all namespaces be clients of an MPS daemon with protocol 2, which cannot keep them apart.
     mps_for_all: bool = False
-    #: Nobody but the MPS server may compute on cards whose shares MPS limits, those who take a card whole included.
+    #: Only the MPS server may compute on cards whose shares MPS limits; this holds for pods with a whole card too.
     mps_exclusive: bool = False
-    #: Health checks that are left out or done all the same: numbers of XID errors, `xids` or `all`, with commas.
+    #: Health checks to leave out, and to do in any case: XID numbers, `xids` or `all`, separated by commas.
     disable_health_checks: str = ""
     enable_health_checks: str = ""
     #: How long a card must be quiet before it counts as healthy again.

@@ -10,12 +10,16 @@ class AgentConfigError(AgentError):
 
 
 class IdentityError(AgentError):
-    """Whose devices these are cannot be told; kubelet asks again."""
+    """It is not known which container has these devices; kubelet asks again."""
 
 
 class RefusedError(AgentError):
-    """A container that may not start now: it has no card, or not the one it should have."""
+    """A container that may not start now: it has no card, or not the card of its allocation."""
 
 
 class NoCardError(RefusedError):
     """No card of the node has room for a pod that nobody placed."""
+
+
+class LimitError(AgentError):
+    """A limit that cannot be set; the container does not start."""

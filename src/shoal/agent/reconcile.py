@@ -1,8 +1,8 @@
-"""Keeps the lists of devices, the node's object, the CDI files and the walls in step with the pods.
+"""Keeps the lists of devices, the node's object, the CDI files and the limits in step with the pods.
 
-A change of a pod costs what that pod holds: sums are kept by `node.tally`, and what the change does not touch is left
-alone. kubelet's record is read whole when kubelet has written it or a pod with devices is over. Only other cards or
-another configuration have everything looked at again.
+The cost of a pod's change depends on what that pod holds, not on the other pods: `node.holdings` keeps the sums.
+kubelet's record is read when kubelet has written it, or when a pod with devices has ended. Only a change of the cards
+or of the configuration makes the agent look at everything again.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from shoal.model.contract import gpushare, shoal
 
 log = logging.getLogger(__name__)
 
-#: Changes that come together are answered together.
+#: Changes within this time are handled together.
 _GATHER_SECONDS: Final = 0.05
 _RETRY_SECONDS: Final = 5.0
-#: How often containers are looked for of a pod that is over.
+#: How often the agent looks whether containers of a finished pod still run.
 _ENDS_SECONDS: Final = 0.25
-#: How often it is looked whether pods were listed anew.
+#: How often the agent looks whether the reflector has listed the pods again.
 _LISTS_SECONDS: Final = 5.0
 
 
 class Reconciler:
-    """What has to follow the pods of one node. `run` until it is cancelled."""
+    """Reconciles one node with its pods. `run` until it is cancelled."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Reconciler:
         wake: asyncio.Event,
         trouble: Callable[[str], None],
     ) -> None:
-        """`wake` is set when there are news of pods; `trouble` is told what keeps the devices from being listed."""
+        """`wake` is set when pods have changed; `trouble` is told why the devices cannot be listed."""
         self._config = config
         self._pods = pods
         self._checkpoint = checkpoint
@@ -75,15 +75,15 @@ class Reconciler:
         #: The devices that pods have, by resource, and the version of kubelet's record that said so.
         self._in_use: dict[str, frozenset[str]] = {}
         self._read = -1
-        #: What is held, as it was published last.
+        #: The version of `shoal.dev/held` that was published last.
         self._shown = -1
-        #: The sums and devices in use by which kubelet was told last.
+        #: The version of the sums, and the devices in use, when kubelet was told last.
         self._told: tuple[int, dict[str, frozenset[str]]] | None = None
 
     async def first(self) -> None:
-        """Know which devices and cards are in use before any is listed.
+        """Learn which devices and cards are in use, then list the devices for the first time.
 
-        kubelet must not be told that a device is gone which a pod has, nor a scheduler that a card is free.
+        Listed earlier, kubelet could be told that a device in use is gone, and a scheduler that a used card is free.
         """
         while True:
             try:
@@ -97,7 +97,7 @@ class Reconciler:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def look_for_ends(self) -> None:
-        """Look whether pods that are over have left their cards, until cancelled."""
+        """Let go of finished pods once none of their containers runs, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._pods.ending.wait(), _LISTS_SECONDS)
@@ -106,7 +106,7 @@ class Reconciler:
                 await asyncio.sleep(_ENDS_SECONDS)
 
     async def run(self) -> None:
-        """Act on all news."""
+        """Act on every change of pods."""
         while True:
             await self._wake.wait()
             await asyncio.sleep(_GATHER_SECONDS)
@@ -123,12 +123,12 @@ class Reconciler:
                 await self._limits.keep_only(self._starts())
 
     def act(self, news: PodChanges) -> None:
-        """Have devices, node and files as the news want them. AgentError if kubelet's record cannot be read."""
+        """Bring devices, node and files in line with the changes. AgentError if kubelet's record cannot be read."""
         self._list_devices(news)
         self._collect(news)
 
     def _list_devices(self, news: PodChanges) -> None:
-        """Tell kubelet and the API server what there is, if the news can have changed that."""
+        """Publish devices and cards to kubelet and the API server, if the changes can have affected them."""
         records = self._checkpoint.records()
         read = self._checkpoint.version
         if news.everything or read != self._read or any(map(self._checkpoint.of, news.holders)):
@@ -175,7 +175,7 @@ class Reconciler:
         return devices.fits_a_message(gpushare.RESOURCE_MEMORY, total)
 
     def _collect(self, news: PodChanges) -> None:
-        """Remove the CDI files of containers that will not start again."""
+        """Remove the CDI files of pods that are over."""
         if news.everything:
             self._calls.sweep()
         for uid in news.pods:
@@ -183,7 +183,7 @@ class Reconciler:
                 self._calls.forget(uid)
 
     def _starts(self) -> Iterator[ContainerStart]:
-        """Every container with cards that may run."""
+        """Every container with cards whose pod is not over."""
         for known in self._pods:
             if known.holding.allocation is not None and not known.holding.problem:
                 for entry in known.holding.allocation.containers:

@@ -29,7 +29,7 @@ from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
 from shoal.scheduler.feasibility.feasibility import Feasibility, Verdict
 from shoal.scheduler.feasibility.tables import ClusterTables
-from shoal.scheduler.preemption.search import DisruptionBudgets
+from shoal.scheduler.preemption import DisruptionBudgets
 from shoal.scheduler.queue.order import Standing, standing_of
 from shoal.scheduler.state.cluster_state import ClusterState
 

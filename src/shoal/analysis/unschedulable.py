@@ -16,7 +16,7 @@ from shoal.model.errors import RequestError
 from shoal.model.request import ContainerRequest, Share, accepts
 from shoal.placement.columns import BoolArray
 from shoal.placement.ledger import NodeLedger
-from shoal.scheduler.preemption.search import PodOnNode, candidate_limit, choose, refusal
+from shoal.scheduler.preemption import PodOnNode, candidate_limit, choose, refusal
 from shoal.scheduler.reporting.diagnosis import diagnose
 
 

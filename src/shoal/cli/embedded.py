@@ -96,7 +96,7 @@ class EmbeddedCluster:
             policy=self.plan.policy,
             election=ElectionConfig(enabled=False),
         )
-        self._start("scheduler", scheduler.run(config, access, identity="embedded"))
+        self._start("scheduler", self._scheduler(config, access))
         self._start("agents", self._agents(access))
         return self
 
@@ -145,6 +145,9 @@ class EmbeddedCluster:
                 await starting.acquire()
                 self._start(f"agent of {kubelet.name}", self._agent(kubelet.host, access))
                 self._start(f"start of {kubelet.name}", settle(kubelet.host.spec))
+
+    def _scheduler(self, config: SchedulerConfig, access: Access) -> Coroutine[None, None, None]:
+        return scheduler.run(config, access, identity="embedded")
 
     def _agent(self, host: Host, access: Access) -> Coroutine[None, None, None]:
         return agent.run(

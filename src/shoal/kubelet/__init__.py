@@ -1,4 +1,4 @@
-"""What kubelet says and understands: the gRPC of device plugins and PodResources, its paths and its limits.
+"""The way to kubelet, for services that run on a node: gRPC of device plugins and PodResources, paths, CDI files.
 
-Only the wire is here. The node daemon that serves and asks over it is the service `agent`.
+The device plugins themselves are the service `agent`'s.
 """

@@ -1,4 +1,4 @@
-"""Where things are on the host: the only place from which the agent takes a path.
+"""Where things are on the host: the only place from which services of a node take a path.
 
 Tests and simulated nodes have directories of their own, so that many agents can run in one process.
 """

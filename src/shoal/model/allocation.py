@@ -1,7 +1,7 @@
 """A decision: which cards each container of a pod got, and how much of each.
 
-The allocation is the record of a decision; it travels in the pod's annotations (`shoal.model.contract`). What has
-become of decisions on a node is its agent's to say: `Held`.
+The allocation is the record of a decision; it travels in the pod's annotations (`shoal.model.contract`). What
+containers were given on a node is told by its agent: `Held`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Allocation:
 
     node: str
     containers: tuple[ContainerAllocation, ...]
-    #: The policy that chose, for those who ask why.
+    #: The policy that chose the cards.
     policy: str = ""
 
     def held(self) -> dict[str, Share]:
@@ -57,16 +57,16 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What containers on a node have really been given, by the UID of their pod: the word of the node's agent.
+    """What containers on a node were given, by the UID of their pod, as the node's agent publishes it.
 
-    A pod that is over and got no card may be listed with none while kubelet has not let go of it. A pod that is not
-    listed holds nothing there, if its end was before `as_of`: the version of the API server's pods up to which the
-    agent knows what became of them.
+    A pod that is over and got no card is listed with none while kubelet has not released its devices. `as_of` is the
+    resource version of pods up to which the agent knows what became of them: a pod that ended before it and is not
+    listed holds nothing on the node.
     """
 
     pods: Mapping[str, tuple[CardShare, ...]] = field(default_factory=dict)
     as_of: int = 0
 
     def releases(self, pod: str, version: int) -> bool:
-        """Whether a pod that ended in a version of the API server's has left its cards."""
+        """Whether a pod that ended at a resource version has left its cards."""
         return pod not in self.pods and self.as_of >= version

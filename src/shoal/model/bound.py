@@ -1,13 +1,13 @@
 """The decision a bound pod carries, whoever made it.
 
-Shoal's own record is the full one and comes first; then gpushare's annotations, then KETI's, so that pods placed by
-those schedulers are counted too. A record is not a proof: annotations can be written by others than those who decide.
-The pod's request bounds what its record may claim, and who has given out cards knows better which they are
-(`shoal.dev/held`). A record that cannot be read, or claims what the pod did not ask for, is an error and never an empty
-answer: the pod holds cards, only nobody knows which.
+Shoal's own record is the complete one and comes first; then gpushare's annotations, then KETI's, so that pods placed by
+those schedulers are counted too. A record is not a proof, since others can write annotations: it must not claim more
+than the pod's request, and what the node's agent has given counts more (`shoal.dev/held`). A record that cannot be
+read, or claims what the pod did not ask for, is an error and never an empty answer: the pod holds cards, and it is not
+known which.
 
-Who publishes a node's cards may change under its pods: Shoal's agent, which knows UUIDs, takes the place of a plugin
-that only counts, or the other way round. A card that has a made-up name on one side is known by its index.
+While pods run, Shoal's agent, which knows UUIDs, can replace a plugin that only counts cards, or the other way round. A
+card with a made-up name on one side is then found by its index.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shoal.model.manifest import PodParts
 from shoal.model.pod import gpus_of
 from shoal.model.request import ContainerRequest, Request
 
-# The longest a record can be: the longest names there are, and the words around them.
+# The longest that a record can be, with the longest names that Kubernetes allows.
 _RECORD_LENGTH: Final = 512
 _CONTAINER_LENGTH: Final = 400
 _CARD_LENGTH: Final = 450
@@ -48,7 +48,7 @@ def allocation_of(
         except RequestError as error:
             raise CodecError(f"the pod carries a decision, but its request is broken: {error}") from error
     if not request.containers:
-        return None  # who asks for nothing has nothing, whatever is written
+        return None  # a pod that asks for no card holds none, whatever its annotations say
     allocation = recorded(pod, request=request, node=node, unit=unit)
     if allocation is None:
         return None
@@ -59,9 +59,9 @@ def allocation_of(
 
 
 def recorded(pod: PodParts, *, request: Request, node: NodeGpus, unit: MemoryUnit) -> Allocation | None:
-    """What is written on a bound pod, whether or not it may claim that (`mismatch`).
+    """The decision in a bound pod's annotations, not yet compared with its request (see `mismatch`).
 
-    What is longer than any record of the request is not read: a reader's work is bounded by what the pod asks for.
+    A record that is longer than any record of the request can be is refused unread.
     """
     if pod.node != node.name:
         raise CodecError(f"the pod is bound to {shown(pod.node)}, not to {shown(node.name)}: give its own node")
@@ -81,10 +81,10 @@ def recorded(pod: PodParts, *, request: Request, node: NodeGpus, unit: MemoryUni
 
 
 def mismatch(request: Request, allocation: Allocation, node: NodeGpus, *, whole: bool = True) -> str:
-    """What an allocation claims that the pod did not ask for; empty if it is one of this pod on this node.
+    """What an allocation claims that the pod did not ask for, in words; empty if it fits the request and the node.
 
-    Annotations can be copied or forged, so the request bounds them: the same containers, as many cards each, of each
-    card the same share, the same limit. A record that is not `whole` may leave containers out, as those of other
+    Annotations can be copied or forged, so they must agree with the request: the same containers, and for each the
+    same number of cards, share and limit. A record that is not `whole` may leave containers out, as those of other
     stacks do.
     """
     asked = {container.name: container for container in request.containers}
@@ -127,12 +127,12 @@ def missing_card(entry: ContainerAllocation, node: NodeGpus) -> str:
 
 
 def no_request(entry: ContainerAllocation) -> str:
-    """Cards for a container that wants none, in words."""
+    """The words about cards for a container that asks for none."""
     return f"the record gives cards to container {shown(entry.name)}, which asks for none"
 
 
 def no_cards(container: str) -> str:
-    """A container that wants cards and has none, in words."""
+    """The words about a container that asks for cards and has none."""
     return (
         f"{shoal.ANNOTATION_ALLOCATION} has no cards for container {shown(container)}: delete the pod so that it is "
         "placed again"
@@ -140,7 +140,7 @@ def no_cards(container: str) -> str:
 
 
 def _belongs(allocation: Allocation, pod: PodParts) -> Allocation:
-    """Annotations travel with a copied manifest; a decision is only as good as its pod."""
+    """The allocation, if it is for the pod's node and containers: annotations are copied with manifests."""
     if allocation.node != pod.node:
         raise CodecError(
             f"{shoal.ANNOTATION_ALLOCATION} is for node {shown(allocation.node)}, the pod is on {shown(pod.node)}: "
@@ -157,7 +157,7 @@ def _belongs(allocation: Allocation, pod: PodParts) -> Allocation:
 
 
 def on_cards(allocation: Allocation, node: NodeGpus) -> Allocation:
-    """The decision with the names that the node's cards go by now. A card that is gone keeps its own."""
+    """The decision with the present names of the node's cards. A card that is gone keeps its name."""
     counted = any(shoal.is_made_up(gpu.uuid) for gpu in node.gpus)
     if all(shoal.is_made_up(card.uuid) is counted for one in allocation.containers for card in one.cards):
         return allocation

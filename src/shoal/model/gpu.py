@@ -18,11 +18,11 @@ MAX_CARD_MIB = 2 * 1024 * 1024
 class Isolation(StrEnum):
     """What keeps a container to its share of a card, from the strongest to none."""
 
-    #: The driver limits the memory of the container's cgroup: a wall.
+    #: The driver limits the memory of the container's cgroup.
     CGROUP = "cgroup"
-    #: MPS limits memory and threads of the container's own namespace: a wall for its clients.
+    #: MPS limits memory and threads of the container's own namespace.
     NAMESPACE = "mps-namespace"
-    #: MPS limits clients by their environment: a convention, for pods of namespaces that opted in to meet each other.
+    #: MPS limits clients by their environment, which a container can change. For pods of namespaces that opted in.
     MPS = "mps"
     #: Shares are counted, and nothing more.
     NONE = "none"
@@ -77,5 +77,5 @@ class NodeGpus:
     memory_mib: int = 0
     #: The policy the node's own label asks for in the choice of cards; None leaves it to the pod or the configuration.
     policy: str | None = None
-    #: Whoever serves shares there can give one container a share of one card, and nothing else.
+    #: The device plugin there serves one container of a pod with one card, and nothing else.
     one_container: bool = False

@@ -28,6 +28,8 @@ from shoal.model.manifest import Fields, fields, name_of
 _MAX_CPU_MILLI = 2**53
 _MAX_MEMORY_MIB = 2**53
 _MAX_CARD_MIB = 2**31
+#: The domain of the resources that stand for whole cards, their replicas and partitions.
+_NVIDIA = "nvidia.com/"
 
 
 def node_gpus(node: Mapping[str, object], *, unit: MemoryUnit) -> NodeGpus:
@@ -54,6 +56,23 @@ def node_gpus(node: Mapping[str, object], *, unit: MemoryUnit) -> NodeGpus:
         policy=_policy(labels),
         one_container=inventory is None and _shares_counted(capacity),
     )
+
+
+def held_written(annotations: Mapping[str, str], capacity: Mapping[str, object]) -> str | None:
+    """What a node's agent says is held of its cards, as written; None where it says nothing or is gone for good.
+
+    An agent that is gone leaves its last word behind. kubelet counts none of its devices then: at its own next start,
+    or five minutes after the agent's end. Until they are counted again nothing can be placed on the node, and with
+    them the word counts again; so it does no harm to doubt an agent that is only away.
+    """
+    return annotations.get(shoal.ANNOTATION_HELD) if _serves_devices(capacity) else None
+
+
+def _serves_devices(capacity: Mapping[str, object]) -> bool:
+    """Whether a device plugin counts GPUs on the node. Where it serves slots, the memory is not kubelet's to count."""
+    counted = gpushare.RESOURCE_MEMORY if shoal.RESOURCE_SLOT not in capacity else shoal.RESOURCE_SLOT
+    names = (counted, keti.RESOURCE_MPS, *(name for name in capacity if name.startswith(_NVIDIA)))
+    return any(str(capacity.get(name, "0")) != "0" for name in names)
 
 
 def _policy(labels: Fields) -> str | None:

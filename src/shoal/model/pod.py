@@ -60,9 +60,9 @@ ANNOTATIONS_READ: Final = (
 )
 LABELS_READ: Final = (gpushare.LABEL_POD_COUNT, gpushare.LABEL_POD_PLACEMENT)
 
-#: Amounts beyond this are exact in no float column and on no node.
+#: Larger amounts are not exact as floats, and no node has them.
 _MAX_AMOUNT: Final = 2**53
-#: Beyond this no amount is looked at more closely: the integers of the admission policies end not much above.
+#: Larger amounts are refused at once: the integers of the admission policies end not much above.
 _FAR_TOO_MUCH: Final = 10**15
 _OF_KETI: Final = (keti.ANNOTATION_MEMORY_REQUEST, keti.ANNOTATION_MEMORY_LIMIT)
 _FAMILIES: Final = {
@@ -145,7 +145,7 @@ def check_cluster(annotations: Mapping[str, str], cluster: str) -> None:
 
 
 def check_fits_some_card(request: Request, cards: Iterable[Gpu]) -> None:
-    """Refuse a request that no card could ever meet, were it empty. Sick cards count, for they may get well.
+    """Refuse a request that no card could meet, even if it were empty. Unhealthy cards count: they may recover.
 
     Whether the cards are free, or on one node, is for `shoal.placement` to say.
     """
@@ -181,7 +181,7 @@ def _size(mib: int) -> str:
 
 
 def _amounts(container: PodContainer) -> dict[str, int]:
-    """What the container asks of each resource of ours, without those it asks nothing of."""
+    """The amounts of the GPU resources that the container asks for."""
     return {resource: amount for resource in _FAMILIES if (amount := _amount(container, resource))}
 
 
@@ -210,7 +210,7 @@ def _amount(container: PodContainer, resource: str) -> int:
 
 
 def _too_much(container: PodContainer, units: int, unit: MemoryUnit) -> RequestError:
-    """Why an amount of memory is out of reach. Most often it was written in bytes, as memory is elsewhere."""
+    """The error for an amount of memory that no card has. Most often it was written in bytes."""
     resource = gpushare.RESOURCE_MEMORY
     who = f"container {shown(container.name)} asks for"
     written = quantity.stored(container.limits.get(resource, container.requests.get(resource)))
@@ -219,7 +219,7 @@ def _too_much(container: PodContainer, units: int, unit: MemoryUnit) -> RequestE
         return RequestError(
             f"{who} {units} of {resource}, which is more than any card holds: write the number of {unit.value} needed"
         )
-    # Who writes 10G, or 10Gi, wants 10 of the G that GPUs are sold by.
+    # 10G and 10Gi are both meant as 10 of the G that GPUs are sold by.
     kilo = 1024 if match[1] else 1000
     meant = -(-units // (kilo**3 if unit is MemoryUnit.GIB else kilo**2))
     return RequestError(
@@ -244,7 +244,7 @@ def _split(pod: PodParts) -> _Split:
 
 
 def _label_number(value: object) -> int:
-    """A label's number, 0 for what is none. Labels are text; a manifest not yet checked may hold a bare number."""
+    """The number in a label, 0 if it is none. An unchecked manifest may hold a bare number in place of text."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     try:
@@ -304,7 +304,7 @@ def _cards(container: PodContainer, resource: str, count: int) -> int:
 
 
 def _check_printable(pod: PodParts, *, keti_too: bool) -> None:
-    """Refuse annotations that no message could repeat."""
+    """Refuse annotations with characters that cannot be printed: messages repeat them."""
     for key in ANNOTATIONS_READ:
         value = pod.annotations.get(key)
         if isinstance(value, str) and not value.strip().isprintable() and (keti_too or key not in _OF_KETI):

@@ -39,7 +39,7 @@ class Share:
 
     @property
     def unsized(self) -> bool:
-        """MPS clients that book neither memory nor compute: nothing keeps them to a part of the card."""
+        """MPS clients that book neither memory nor compute, and so are not limited to a part of the card."""
         return self.clients > 0 and not (self.memory_mib or self.compute or self.exclusive)
 
     def __add__(self, other: Share) -> Share:
@@ -81,9 +81,9 @@ def share_amounts(share: Share) -> tuple[str, ...]:
 
 
 def mixes(taken: Share, more: Share) -> bool:
-    """Whether a share would come to lie beside such as it may not: clients without sizes share cards with their like.
+    """Whether a share would lie beside shares that it must not: MPS clients without sizes are kept apart from others.
 
-    They may use all of a card, so beside them nothing that others booked would be theirs.
+    They may use all of a card, so that a share beside them would not be guaranteed.
     """
     return taken != NO_SHARE and taken.unsized is not more.unsized
 

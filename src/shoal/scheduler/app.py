@@ -43,7 +43,7 @@ from shoal.scheduler.certificates import BundleSecret
 from shoal.scheduler.claims import Claims
 from shoal.scheduler.cluster_events import ClusterEvent
 from shoal.scheduler.config import SchedulerConfig
-from shoal.scheduler.extender.filtering import OfferRule
+from shoal.scheduler.context import SchedulingContext
 from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.feasibility.feasibility import Feasibility
@@ -52,8 +52,7 @@ from shoal.scheduler.handover import Handover
 from shoal.scheduler.keti_policy import KetiPolicyWatch
 from shoal.scheduler.loop import Loop
 from shoal.scheduler.metrics import LedgerSource, Metrics, WatchSource
-from shoal.scheduler.preemption.clearing import Clearing
-from shoal.scheduler.preemption.search import DisruptionBudgets
+from shoal.scheduler.preemption import Clearing, DisruptionBudgets
 from shoal.scheduler.reporting.reporter import Reporter
 from shoal.scheduler.rivals import Rivals
 from shoal.scheduler.state.cluster_state import ClusterState
@@ -110,37 +109,30 @@ class Scheduler:
         budgets = DisruptionBudgets(disruption_budgets.store)
         self._handover = Handover(namespace=config.election.namespace, name=identity, node=self.state.node)
         claims = Claims(client, tables, feasibility)
-        clearing = Clearing(
-            self.state,
-            feasibility,
-            client,
-            self.reporter,
-            budgets=budgets,
+        context = SchedulingContext(
+            client=client,
+            state=self.state,
+            feasibility=feasibility,
+            binder=self.binder,
+            reporter=self.reporter,
+            metrics=self.metrics,
             may_write=self.may_write,
-            rng=random.Random(),
+            clock=time.monotonic,
         )
+        clearing = Clearing(context, budgets=budgets, rng=random.Random())
         self.loop = Loop(
-            self.state,
-            feasibility,
-            self.binder,
-            claims,
-            clearing,
-            self.reporter,
-            self.metrics,
+            context,
+            claims=claims,
+            clearing=clearing,
             names=config.scheduler_names,
             cluster=config.cluster_name,
             binds=config.binds,
-            clock=time.monotonic,
         )
         verbs = Verbs(
-            self.state,
-            self.binder,
+            context,
             plan=clearing.plan,
-            short=feasibility.short,
-            metrics=self.metrics,
-            clock=time.monotonic,
-            offer=OfferRule(feasibility.prefers, all_up_to=config.offer_all_up_to),
             try_again=self.reporter.try_again,
+            offer_all_up_to=config.offer_all_up_to,
         )
         self.extender = Extender(
             verbs, self.state, metrics=self.metrics, not_ready=self.not_ready, clock=time.monotonic
@@ -153,7 +145,7 @@ class Scheduler:
                 client,
                 PODS,
                 consumers=[
-                    *(rivals.on_pod, self.state.on_pod, verbs.waiting.on_pod),
+                    *(rivals.on_pod, self.state.on_pod, verbs.pods.on_pod),
                     *(self.loop.on_pod, self._handover.on_pod),
                 ],
             ),

@@ -55,6 +55,8 @@ KEY_CLIENT_KEY: Final = "client.key"
 KEY_PREVIOUS: Final = "previous-client"
 _KEYS: Final = (KEY_CA, KEY_CA_KEY, KEY_SERVER, KEY_SERVER_KEY, KEY_CLIENT, KEY_CLIENT_KEY)
 
+_PAUSE = 0.2
+
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
@@ -141,9 +143,6 @@ def _check(bundle: Bundle) -> None:
             raise BundleError(f"the key of {name} is not its own")
         if not certificates.is_signed_by(pair.certificate, authority.certificate):
             raise BundleError(f"{name} is not signed by {KEY_CA}")
-
-
-_PAUSE = 0.2
 
 
 class BundleSecret:

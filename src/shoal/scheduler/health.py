@@ -11,8 +11,7 @@ from aiohttp import web
 
 from shoal.model.contract import gpushare, shoal
 from shoal.observe.prometheus import CONTENT_TYPE
-from shoal.scheduler.http.routes import Routes, in_pieces, text
-from shoal.scheduler.http.server import Bounds, serving
+from shoal.scheduler.http_server import Bounds, Routes, in_pieces, serving, text
 from shoal.scheduler.metrics import Metrics
 
 #: Bodies are not read at all.

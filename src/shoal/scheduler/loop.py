@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from shoal.kube.objects.pod import Pod
@@ -21,19 +21,16 @@ from shoal.model.contract.groups import PodGroup, decode_group
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.pod import check_cluster
 from shoal.placement.errors import PolicyError
-from shoal.scheduler.binder import Binder
 from shoal.scheduler.claims import Claims
 from shoal.scheduler.cluster_events import ClusterEvent
+from shoal.scheduler.context import SchedulingContext
 from shoal.scheduler.errors import BindError, ClaimError
-from shoal.scheduler.feasibility.feasibility import Feasibility, Verdict
-from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.preemption.clearing import Clearing
+from shoal.scheduler.feasibility.feasibility import Verdict
+from shoal.scheduler.preemption import Clearing
 from shoal.scheduler.queue.gangs import Gang, Gangs
 from shoal.scheduler.queue.order import standing_of
 from shoal.scheduler.queue.queue import QueuedPod, SchedulingQueue
 from shoal.scheduler.reporting.diagnosis import Diagnosis, diagnose
-from shoal.scheduler.reporting.reporter import Reporter
-from shoal.scheduler.state.cluster_state import ClusterState
 from shoal.scheduler.state.requests import placement_key
 
 log = logging.getLogger(__name__)
@@ -51,36 +48,31 @@ _Placed = tuple[QueuedPod, Pod, Allocation]
 
 
 class Loop:
-    """Pods that name this scheduler, from the queue to their nodes."""
+    """Pods that name this scheduler, from the queue to their nodes. `cluster` is what this cluster is called."""
 
     def __init__(
         self,
-        state: ClusterState,
-        feasibility: Feasibility,
-        binder: Binder,
+        context: SchedulingContext,
+        *,
         claims: Claims,
         clearing: Clearing,
-        reporter: Reporter,
-        metrics: Metrics,
-        *,
         names: Collection[str],
         cluster: str,
         binds: int,
-        clock: Callable[[], float],
     ) -> None:
         self.queue = SchedulingQueue()
         self.gangs = Gangs()
-        self._state = state
-        self._feasibility = feasibility
-        self._binder = binder
+        self._state = context.state
+        self._feasibility = context.feasibility
+        self._binder = context.binder
+        self._reporter = context.reporter
+        self._metrics = context.metrics
+        self._clock = context.clock
         self._claims = claims
         self._clearing = clearing
-        self._reporter = reporter
-        self._metrics = metrics
         self._names = frozenset(names)
         self._cluster = cluster
         self._binds = binds
-        self._clock = clock
         self._news = ClusterEvent(0)
         self._stir = asyncio.Event()
         self._binding: set[asyncio.Task[None]] = set()

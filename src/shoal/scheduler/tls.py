@@ -19,6 +19,10 @@ log = logging.getLogger(__name__)
 #: How often what is kept elsewhere is looked at again.
 LOOK_SECONDS: Final = 60.0
 
+#: A certificate that is not known yet makes the Secret be read again, this often at most.
+_AGAIN_SECONDS: Final = 1.0
+_REFUSED: Final = "this client certificate was replaced: give kube-scheduler what `shoal config kube-scheduler` prints"
+
 
 class ServerTls(Protocol):
     """What the server listens with."""
@@ -102,11 +106,6 @@ def server_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
-
-
-#: A certificate that is not known yet makes the Secret be read again, this often at most.
-_AGAIN_SECONDS: Final = 1.0
-_REFUSED: Final = "this client certificate was replaced: give kube-scheduler what `shoal config kube-scheduler` prints"
 
 
 class OwnTls:

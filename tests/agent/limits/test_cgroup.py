@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.agent.errors import LimitError
 from shoal.agent.limits import cgroup
-from shoal.agent.limits.cgroup import LimitError, decoded, encoded
+from shoal.agent.limits.cgroup import decoded, encoded
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.protocol import Driver, MemoryLimit
 from shoal.gpu.simulated import NEWEST, SimulatedNvml
@@ -54,7 +55,7 @@ def patient(program: Path) -> Path:
 
 
 @pytest.fixture
-def door() -> Iterator[Path]:
+def socket_path() -> Iterator[Path]:
     """A socket with a short path."""
     folder = Path(tempfile.mkdtemp(prefix="lim-"))
     yield folder / "run" / "limit.sock"
@@ -66,10 +67,10 @@ def machine(driver: Driver = NEWEST) -> SimulatedNvml:
 
 
 @pytest.fixture
-async def served(door: Path) -> AsyncIterator[SimulatedNvml]:
+async def served(socket_path: Path) -> AsyncIterator[SimulatedNvml]:
     """Cards whose limits can be set through the socket."""
     nvml = machine()
-    async with cgroup.serve(nvml, door, ROOT):
+    async with cgroup.serve(nvml, socket_path, ROOT):
         yield nvml
 
 
@@ -83,7 +84,7 @@ async def run(program: Path, state: object, *words: object) -> tuple[int, str]:
     return process.returncode or 0, errors.decode()
 
 
-async def test_hook_sets_the_limits_of_its_container(program: Path, door: Path, served: SimulatedNvml) -> None:
+async def test_hook_sets_the_limits_of_its_container(program: Path, socket_path: Path, served: SimulatedNvml) -> None:
     first, second = served.uuids()
     state = {
         "ociVersion": "1.2.0",
@@ -92,34 +93,34 @@ async def test_hook_sets_the_limits_of_its_container(program: Path, door: Path, 
         "pid": PID,
         "bundle": "/b",
     }
-    assert await run(program, state, door, f"{first}={3 * GIB}", f"{second}={GIB}") == (0, "")
+    assert await run(program, state, socket_path, f"{first}={3 * GIB}", f"{second}={GIB}") == (0, "")
     place = f"/sys/fs/cgroup{PLACE}"
     assert served.cgroup_memory(first, place).limit == MemoryLimit(3 * GIB)
     assert served.cgroup_memory(second, place).limit == MemoryLimit(GIB)
 
 
-async def test_hook_fails_when_the_limit_is_not_set(program: Path, door: Path) -> None:
+async def test_hook_fails_when_the_limit_is_not_set(program: Path, socket_path: Path) -> None:
     nvml = machine(Driver("550.54", (12, 4)))
-    async with cgroup.serve(nvml, door, ROOT):
-        status, errors = await run(program, {"pid": PID}, door, f"{nvml.uuids()[0]}={GIB}")
+    async with cgroup.serve(nvml, socket_path, ROOT):
+        status, errors = await run(program, {"pid": PID}, socket_path, f"{nvml.uuids()[0]}={GIB}")
     assert status == 1
     assert "the memory limit of 1024 MiB could not be set" in errors
     assert "R615" in errors
 
 
-async def test_hook_waits_for_an_agent_that_comes_back(patient: Path, door: Path) -> None:
+async def test_hook_waits_for_an_agent_that_comes_back(patient: Path, socket_path: Path) -> None:
     nvml = machine()
     card = nvml.uuids()[0]
-    asking = asyncio.create_task(run(patient, {"pid": PID}, door, f"{card}={GIB}"))
+    asking = asyncio.create_task(run(patient, {"pid": PID}, socket_path, f"{card}={GIB}"))
     await asyncio.sleep(0.3)
     assert not asking.done()
-    async with cgroup.serve(nvml, door, ROOT):
+    async with cgroup.serve(nvml, socket_path, ROOT):
         assert await asking == (0, "")
     assert nvml.cgroup_memory(card, f"/sys/fs/cgroup{PLACE}").limit == MemoryLimit(GIB)
 
 
-async def test_hook_fails_without_the_agent(impatient: Path, door: Path) -> None:
-    status, errors = await run(impatient, {"pid": PID}, door, f"GPU-1={GIB}")
+async def test_hook_fails_without_the_agent(impatient: Path, socket_path: Path) -> None:
+    status, errors = await run(impatient, {"pid": PID}, socket_path, f"GPU-1={GIB}")
     assert status == 1
     assert "No such file" in errors
 
@@ -127,14 +128,14 @@ async def test_hook_fails_without_the_agent(impatient: Path, door: Path) -> None
 @pytest.mark.parametrize(
     "state", ["", "{}", "nonsense", '{"pid": 0}', '{"pid": "12"}', '{"a": {"pid": 12}}', '{"annotations": {"x": "']
 )
-async def test_hook_fails_without_a_container(program: Path, door: Path, state: str) -> None:
-    status, errors = await run(program, state, door, f"GPU-1={GIB}")
+async def test_hook_fails_without_a_container(program: Path, socket_path: Path, state: str) -> None:
+    status, errors = await run(program, state, socket_path, f"GPU-1={GIB}")
     assert status == 1
     assert "has no pid" in errors
 
 
-async def test_hook_fails_for_a_process_that_is_gone(program: Path, door: Path) -> None:
-    status, errors = await run(program, {"pid": PID + 1}, door, f"GPU-1={GIB}")
+async def test_hook_fails_for_a_process_that_is_gone(program: Path, socket_path: Path) -> None:
+    status, errors = await run(program, {"pid": PID + 1}, socket_path, f"GPU-1={GIB}")
     assert status == 1
     assert "the container's cgroup: cannot be read" in errors
 
@@ -143,21 +144,21 @@ async def test_hook_says_how_it_is_called(program: Path) -> None:
     assert await run(program, "{}", "/nowhere") == (1, "shoal-limit: usage: shoal-limit SOCKET UUID=BYTES...\n")
 
 
-async def test_socket_is_roots_alone_and_replaces_an_old_one(door: Path) -> None:
+async def test_socket_is_roots_alone_and_replaces_an_old_one(socket_path: Path) -> None:
     for _ in range(2):
-        async with cgroup.serve(machine(), door, ROOT):
-            assert _mode(door) == 0o600
-        assert _mode(door) == 0o600
+        async with cgroup.serve(machine(), socket_path, ROOT):
+            assert _mode(socket_path) == 0o600
+        assert _mode(socket_path) == 0o600
 
 
 def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-async def test_many_hooks_at_once(door: Path, served: SimulatedNvml) -> None:
+async def test_many_hooks_at_once(socket_path: Path, served: SimulatedNvml) -> None:
     card = served.uuids()[0]
     answers = await asyncio.gather(
-        *(cgroup.ask(door, f"/kubepods/pod{number}/c", [f"{card}={number + 1}"]) for number in range(100))
+        *(cgroup.ask(socket_path, f"/kubepods/pod{number}/c", [f"{card}={number + 1}"]) for number in range(100))
     )
     assert answers == ["ok"] * 100
     for number in range(100):

@@ -43,12 +43,12 @@ def limits(
         means,
         wanted,
         program=tmp_path / "hook",
-        door=tmp_path / "door",
+        socket_path=tmp_path / "door",
         cgroups=tmp_path,
         mps=Mps(mps_daemon(PIPE, protocol, multi_user=protocol == 3)),
         exclusive=False,
         isolated=lambda: True,
-        may_meet=lambda namespace: namespace == FRIEND,
+        may_share=lambda namespace: namespace == FRIEND,
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from shoal.agent.errors import RefusedError
 from shoal.agent.limits.mps import SERVER, Mps, namespace_of, set_exclusive, set_open
-from shoal.agent.limits.tiers import Walls
+from shoal.agent.limits.tiers import ContainerLimits
 from shoal.gpu import mps as control
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.mps import MpsDaemon
@@ -25,7 +25,7 @@ from tests.testbed.nvidia import SERIES, parts_or_skip
 from tests.testbed.waiting import wait_for
 
 CARD, OTHER = "GPU-1", "GPU-2"
-SHARE = Walls({CARD: 3072}, 25)
+SHARE = ContainerLimits({CARD: 3072}, 25)
 
 
 class Cared:
@@ -100,7 +100,7 @@ async def test_limits_by_environment(care: Care) -> None:
     mps = care(2).mps
     await mps.prepare("unused", SHARE)
     pipe = str(mps.daemon.pipe_directory)
-    edits = mps.edits("unused", Walls({OTHER: 1024, CARD: 3072}, 25), [CARD, "GPU-whole", OTHER])
+    edits = mps.edits("unused", ContainerLimits({OTHER: 1024, CARD: 3072}, 25), [CARD, "GPU-whole", OTHER])
     assert edits.environment({}) == {
         "CUDA_MPS_PIPE_DIRECTORY": pipe,
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3072M,2=1024M",
@@ -171,7 +171,7 @@ async def test_death_is_noticed_when_a_container_comes(care: Care) -> None:
 async def test_containers_that_give_way(care: Care) -> None:
     mps = care().mps
     await mps.prepare("n_1", replace(SHARE, yields=True))
-    await mps.prepare("n_2", Walls(yields=True))
+    await mps.prepare("n_2", ContainerLimits(yields=True))
     assert [line for line in told(mps.daemon) if line.startswith("namespace set")] == [
         f"namespace set n_1 --server={SERVER} --pinned-memory-limit=3072M --active-thread-percentage=25 "
         "--client-priority=1",
@@ -279,7 +279,7 @@ async def test_no_container_starts_on_a_daemon_without_namespaces(series: str) -
 async def test_unequal_shares_are_refused(care: Care) -> None:
     cared = care()
     with pytest.raises(RefusedError, match="ask for equal ones"):
-        await cared.mps.prepare("n_1", Walls({CARD: 1, OTHER: 2}))
+        await cared.mps.prepare("n_1", ContainerLimits({CARD: 1, OTHER: 2}))
 
 
 async def test_control_program_that_is_not_there(care: Care, tmp_path: Path) -> None:
@@ -307,10 +307,10 @@ def test_exclusive_mode_is_set_and_put_back() -> None:
 
 def test_names_tell_containers_and_limits_apart() -> None:
     names = {
-        namespace_of(uid, container, walls)
+        namespace_of(uid, container, limits)
         for uid in ("a", "b")
         for container in ("x", "y")
-        for walls in (SHARE, Walls({CARD: 1}, 25), Walls({CARD: 3072}, 26))
+        for limits in (SHARE, ContainerLimits({CARD: 1}, 25), ContainerLimits({CARD: 3072}, 26))
     }
     assert len(names) == 12
     assert all(len(name) == 18 for name in names)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.limits.tiers import STRENGTH, IsolationSetting, Means, chosen, hindrances, walls
+from shoal.agent.limits.tiers import STRENGTH, IsolationSetting, Means, chosen, container_limits, hindrances
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.protocol import Card, Driver
 from shoal.gpu.simulated import NEWEST, SimulatedNvml
@@ -88,13 +88,13 @@ def container(*shares: Share, limit: int | None = None) -> ContainerAllocation:
 
 
 def test_walls() -> None:
-    assert not walls(container(Share(exclusive=True)))
-    assert not walls(container(Share(exclusive=True), limit=4096)), "a whole card has no wall in it"
-    assert walls(container(Share(3072))).memory_mib == {"GPU-0": 3072}
-    assert walls(container(Share(3072), Share(1024))).memory_mib == {"GPU-0": 3072, "GPU-1": 1024}
-    client = walls(container(Share(2048, clients=1), limit=4096))
+    assert not container_limits(container(Share(exclusive=True)))
+    assert not container_limits(container(Share(exclusive=True), limit=4096)), "a whole card has no wall in it"
+    assert container_limits(container(Share(3072))).memory_mib == {"GPU-0": 3072}
+    assert container_limits(container(Share(3072), Share(1024))).memory_mib == {"GPU-0": 3072, "GPU-1": 1024}
+    client = container_limits(container(Share(2048, clients=1), limit=4096))
     assert (client.memory_mib, client.client) == ({"GPU-0": 4096}, True)
-    assert walls(container(Share(1024, compute=30))).threads == 30
-    assert walls(container(Share(1024, compute=100))).threads is None
-    assert walls(container(Share(1024)), yields=True).yields
-    assert not walls(container(Share(exclusive=True)), yields=True), "whoever has a whole card gives way to nobody"
+    assert container_limits(container(Share(1024, compute=30))).threads == 30
+    assert container_limits(container(Share(1024, compute=100))).threads is None
+    assert container_limits(container(Share(1024)), yields=True).yields
+    assert not container_limits(container(Share(exclusive=True)), yields=True), "a whole card gives way to nobody"

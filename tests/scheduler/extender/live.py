@@ -5,7 +5,6 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,18 @@ import yaml
 
 from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.client import Client
-from shoal.kube.events import Recorder
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import NODES, PODS
 from shoal.kube.store import Store
-from shoal.scheduler.binder import Binder
-from shoal.scheduler.extender.filtering import OFFER_ALL, OfferRule
+from shoal.scheduler.extender.filtering import OFFER_ALL
 from shoal.scheduler.extender.holds import HOLD_SECONDS
 from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.extender.verbs import Verbs
-from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.kube_scheduler import ClientTls, InlineClientTls, SchedulerMode, configuration
 from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.reporting.reporter import Reporter
 from shoal.scheduler.state.cluster_state import ClusterState
 from shoal.scheduler.tls import ServerTls
-from tests.scheduler.extender.scene import books_of, clearing_of
+from tests.scheduler.extender.scene import clearing_of, context_of, state_of
 from tests.testbed import binaries
 from tests.testbed.control_plane import ControlPlane
 
@@ -77,24 +72,20 @@ async def live(
     """Follow the cluster and serve."""
     access = load_access(environ={}, home=Path("/"), kubeconfig=kubeconfig or control_plane.api.kubeconfig())
     async with Client(access) as client:
-        state, metrics = books_of(policy), Metrics()
-        reporter = Reporter(client, Recorder(client, "test"), now=lambda: datetime.now(UTC), may_write=lambda: True)
-        binder = Binder(client, state, may_write=lambda: True, now_ns=time.time_ns)
+        state = state_of(policy)
+        context = context_of(state, client)
+        metrics, reporter = context.metrics, context.reporter
         verbs = Verbs(
-            state,
-            binder,
-            plan=clearing_of(state, client, Store()).plan,
-            short=Feasibility(state.tables).short,
-            metrics=metrics,
-            clock=time.monotonic,
-            hold_seconds=hold_seconds,
-            offer=OfferRule(Feasibility(state.tables).prefers, all_up_to=all_up_to),
+            context,
+            plan=clearing_of(context, Store()).plan,
             try_again=reporter.try_again,
+            offer_all_up_to=all_up_to,
+            hold_seconds=hold_seconds,
         )
         extender = Extender(verbs, state, metrics=metrics, not_ready=lambda: "", clock=time.monotonic)
         async with (
             Reflector(client, NODES, consumers=[state.on_node]) as nodes,
-            Reflector(client, PODS, consumers=[state.on_pod, verbs.waiting.on_pod]) as pods,
+            Reflector(client, PODS, consumers=[state.on_pod, verbs.pods.on_pod]) as pods,
         ):
             await nodes.wait_synced()
             await pods.wait_synced()

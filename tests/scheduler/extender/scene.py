@@ -2,7 +2,8 @@
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from random import Random
@@ -23,19 +24,19 @@ from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.binder import Binder
-from shoal.scheduler.extender.filtering import OFFER_ALL, OfferRule
+from shoal.scheduler.context import SchedulingContext
+from shoal.scheduler.extender.filtering import OFFER_ALL
 from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.feasibility.tables import ClusterTables
 from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.preemption.clearing import Clearing
-from shoal.scheduler.preemption.search import DisruptionBudgets
+from shoal.scheduler.preemption import Clearing, DisruptionBudgets
 from shoal.scheduler.reporting.reporter import Reporter
 from shoal.scheduler.state.cluster_state import ClusterState
 from tests.testbed.fake_nodes import node as node_object
 
 
-def books_of(policy: str = "binpack") -> ClusterState:
+def state_of(policy: str = "binpack") -> ClusterState:
     """Empty books."""
     return ClusterState(
         Engine(Ledger(), POLICIES[policy]),
@@ -51,24 +52,29 @@ def nobody() -> Client:
     return Client(Access(server="http://127.0.0.1:1", credentials=StoredCredential()))
 
 
-def clearing_of(state: ClusterState, client: Client, budgets: Store[PodDisruptionBudget]) -> Clearing:
-    """What chooses victims."""
-    recorder = Recorder(client, "test")
-    reporter = Reporter(client, recorder, now=lambda: datetime.now(UTC), may_write=lambda: True)
-    return Clearing(
-        state,
-        Feasibility(state.tables),
-        client,
-        reporter,
-        budgets=DisruptionBudgets(budgets),
+def context_of(state: ClusterState, client: Client, clock: Callable[[], float] = time.monotonic) -> SchedulingContext:
+    """All that the loop and the verbs share."""
+    reporter = Reporter(client, Recorder(client, "test"), now=lambda: datetime.now(UTC), may_write=lambda: True)
+    return SchedulingContext(
+        client=client,
+        state=state,
+        feasibility=Feasibility(state.tables),
+        binder=Binder(client, state, may_write=lambda: True, now_ns=time.time_ns),
+        reporter=reporter,
+        metrics=Metrics(),
         may_write=lambda: True,
-        rng=Random(1),
+        clock=clock,
     )
+
+
+def clearing_of(context: SchedulingContext, budgets: Store[PodDisruptionBudget]) -> Clearing:
+    """What chooses victims."""
+    return Clearing(context, budgets=DisruptionBudgets(budgets), rng=Random(1))
 
 
 @dataclass
 class Scene:
-    """Books, verbs and a clock that stands still until it is moved."""
+    """The state of a cluster, the verbs and a clock that stands still until it is moved."""
 
     policy: str = "binpack"
     client: Client = field(default_factory=nobody)
@@ -77,21 +83,17 @@ class Scene:
     all_up_to: int = OFFER_ALL
 
     def __post_init__(self) -> None:
-        self.state = books_of(self.policy)
+        self.state = state_of(self.policy)
         self.budgets: Store[PodDisruptionBudget] = Store()
-        self.metrics = Metrics()
         #: The pods that kube-scheduler is to try again.
         self.again: list[Pod] = []
-        self.binder = Binder(self.client, self.state, may_write=lambda: True, now_ns=lambda: 1_700_000_000_000_000_000)
+        self.context = context_of(self.state, self.client, clock=lambda: self.now)
+        self.binder, self.metrics = self.context.binder, self.context.metrics
         self.verbs = Verbs(
-            self.state,
-            self.binder,
-            plan=clearing_of(self.state, self.client, self.budgets).plan,
-            short=Feasibility(self.state.tables).short,
-            metrics=self.metrics,
-            clock=lambda: self.now,
-            offer=OfferRule(Feasibility(self.state.tables).prefers, all_up_to=self.all_up_to),
+            self.context,
+            plan=clearing_of(self.context, self.budgets).plan,
             try_again=self.again.append,
+            offer_all_up_to=self.all_up_to,
         )
 
     def add_node(self, name: str, gpus: int | Sequence[Gpu] = 2) -> None:

@@ -9,7 +9,7 @@ from shoal.model.request import CardSelector, ContainerRequest, Request, Share
 from shoal.placement.engine import Engine
 from shoal.placement.ledger import Booking, Ledger
 from shoal.placement.policies import POLICIES
-from shoal.scheduler.extender.empty_nodes import EmptyNodes
+from shoal.scheduler.extender.filtering import EmptyNodes
 
 MAKES = (("A", 8192, 10), ("B", 16384, 0), ("B C", 24576, 4))
 

@@ -153,7 +153,7 @@ async def test_a_pod_is_decided_on_as_new_as_the_caller_has_it(
     assert answer.done() == (not waits)
     if waits:
         scene.add_pod(new)
-        scene.verbs.waiting.on_pod(Change(ChangeType.MODIFIED, None, msgspec.convert(new, Pod)))
+        scene.verbs.pods.on_pod(Change(ChangeType.MODIFIED, None, msgspec.convert(new, Pod)))
         assert json.loads(await answer)["NodeNames"] == ["a"]
     else:
         assert "tetris" in (await answer).decode()

@@ -11,7 +11,7 @@ from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.policy import PodDisruptionBudget, PodDisruptionBudgetSpec
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.extender import filtering, refused
-from shoal.scheduler.extender.scoring import scores
+from shoal.scheduler.extender.verbs import scores
 from tests.scheduler.extender.requests import args, pod, preemption
 from tests.scheduler.extender.scene import Scene
 

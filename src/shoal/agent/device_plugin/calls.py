@@ -1,9 +1,9 @@
-"""Gives a container that is about to be created its cards: by identity, or not at all.
+"""The calls of kubelet's device plugin API: a container gets the cards of its own allocation, or does not start.
 
-Each answer to Allocate names a CDI device that no other answer names. kubelet keeps the answer in its record, beside
-pod and container. So when PreStartContainer comes with device IDs, the record tells which containers have them and by
-which name each will ask the runtime: a spec is written for every one of them under its own name. Containers that share
-devices (an init container, and the one that takes its devices over) need not be told apart, and cannot be mixed up.
+Each answer to Allocate names a CDI device of its own. kubelet keeps the answer in its record, beside pod and container.
+When PreStartContainer comes with device IDs, the record tells which containers have them and the CDI device that each
+will ask the runtime for; a spec is written for every one of them. Containers that share devices (an init container, and
+the one that takes its devices over) need not be told apart and cannot be mixed up.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ log = logging.getLogger(__name__)
 REASON: Final = "GpuRefused"
 #: kubelet waits 30 s for PreStartContainer.
 _POD_SECONDS: Final = 15.0
-#: kubelet has recorded an answer by then, and is still far from creating the container.
+#: After this time kubelet has recorded an answer, and has not created the container yet.
 _AHEAD_SECONDS: Final = 0.1
 _ANNOTATION: Final = nvidia.ANNOTATION_CDI_PREFIX + "shoal_"
 
 
 def recorded_names(record: DeviceRecord) -> list[str]:
-    """The CDI devices of ours that an answer to Allocate names, however it names them."""
+    """The agent's CDI devices that an answer to Allocate names, in its field or in annotations."""
     response = record.response()
     names = [device.name for device in response.cdi_devices]
     names += [
@@ -86,11 +86,11 @@ class DevicePluginCalls:
         self._strategy = strategy
         self._nonce = nonce
         self._expecting = asyncio.Event()
-        #: By the UID of their pod, the names that have a file.
+        #: By pod UID, the CDI devices that have a file.
         self._named: dict[str, set[str]] = {}
 
     async def inherit(self) -> None:
-        """Know what pods have been given, by this plugin or another. AgentError if that cannot be known."""
+        """Learn what pods were given before, by this plugin or another. AgentError if that cannot be read."""
         self._pods.recall()
         await self._decisions.inherit()
         written = self._specs.names()
@@ -98,28 +98,28 @@ class DevicePluginCalls:
             holding = known.holding
             if known.given or holding.allocation is None or holding.problem:
                 continue
-            # Started by an agent whose memory of it is lost: its record is what there is.
+            # Started by an agent whose file of it is lost: the pod's record is what remains.
             if any(self._has_cards(record, written) for record in self._checkpoint.of(known.uid)):
                 self._pods.give(known)
 
     def _has_cards(self, record: DeviceRecord, written: Container[str]) -> bool:
-        """Whether a container was told its cards."""
+        """Whether a container with this record was told its cards."""
         names = recorded_names(record)
         if names:
             return any(name in written for name in names)
         return bool(given_cards(record.response(), self._pods.node))
 
     def record(self, known: NodePod) -> dict[str, str]:
-        """The record of what a pod has been given as it should be; nothing if that is what is written on it."""
+        """The annotations that tell what a pod was given; empty if the pod has them."""
         allocation = known.holding.allocation
         if not known.given or allocation is None or self._decisions.is_written(known, allocation):
             return {}
         return self._decisions.annotations(allocation, known.holding)
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> api.ContainerAllocateResponse:
-        """What a container with these devices gets. Nothing is booked: the pod may still be refused.
+        """Answer Allocate. Nothing is booked: kubelet may still refuse the pod.
 
-        A CDI device is named that is yet to be described; without CDI the answer holds the cards.
+        With CDI the answer names a device whose spec is written at PreStartContainer; otherwise it holds the cards.
         """
         if not self._strategy.by_cdi:
             named = partitions.named_by(ids)
@@ -146,7 +146,7 @@ class DevicePluginCalls:
                 log.debug("not asked ahead: %s", error)
 
     async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
-        """Let the containers that have these devices start. Raises AgentError, and then none does."""
+        """Answer PreStartContainer: let the containers with these devices start. AgentError keeps all of them back."""
         wanted = frozenset(ids)
         records = holders(self._checkpoint.records(), resource, wanted)
         since = max(map(self._checkpoint.since, records))
@@ -171,7 +171,7 @@ class DevicePluginCalls:
             raise
 
     async def _grant(self, known: NodePod, records: Sequence[DeviceRecord]) -> None:
-        """Let every container that has the devices start. One that may not has no spec."""
+        """Give the containers of these records their cards. A container that is refused gets no spec."""
         refusals: list[RefusedError] = []
         new = not known.given
         for record in records:
@@ -197,7 +197,7 @@ class DevicePluginCalls:
 
     async def _describe(self, known: NodePod, record: DeviceRecord, names: Sequence[str]) -> None:
         entry = self._check.entry(known, record.container)
-        # From now on nobody else gets this room, whoever is looked at while this one is made ready.
+        # Taken before anything is awaited, so that no other container gets the same room.
         self._pods.give(known)
         edits = self._check.edits(known, entry)
         await self._check.prepare(known, entry)
@@ -207,13 +207,13 @@ class DevicePluginCalls:
 
     def _write(self, known: NodePod, names: Sequence[str], edits: ContainerEdits) -> None:
         if not self._pods.alive(known.uid):
-            raise RefusedError("the pod is over")  # its end was seen, and would not be seen again
+            raise RefusedError("the pod is over")  # its files were removed, and would not be removed again
         self._named.setdefault(known.uid, set()).update(names)
         for name in names:
             self._specs.write(name, edits)
 
     def isolation(self, pod_uid: str) -> Isolation | None:
-        """What keeps a pod to its shares: of all its containers the weakest. None if nothing is said of it."""
+        """The tier that keeps a pod to its shares: the weakest of its containers. None if it is not known."""
         found: set[Isolation] = set()
         for record in self._checkpoint.of(pod_uid):
             said = [self._specs.isolation(name) for name in recorded_names(record)]
@@ -237,7 +237,7 @@ class DevicePluginCalls:
             log.info("removed %d CDI files of a pod that is over", len(gone))
 
     def sweep(self) -> None:
-        """Remove all files but those of pods that may still start a container, whoever wrote them."""
+        """Remove the files of all pods but those that are not over."""
         self._named = {uid: names for uid, names in self._named.items() if self._pods.alive(uid)}
         for record in self._checkpoint.records():
             if self._pods.alive(record.pod_uid):

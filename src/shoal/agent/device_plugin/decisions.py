@@ -3,9 +3,8 @@
 Pods that somebody else bound to the node come without an allocation: they get the fullest cards that have room.
 Schedulers that know Shoal decide better than this.
 
-A container that has its cards from another device plugin, whose place the agent has taken, keeps them: kubelet keeps
-the answer of that plugin and goes by it each time the container starts again. So the cards in that answer are what the
-container has, whatever else is written anywhere.
+A container that got its cards from another device plugin, before the agent replaced it, keeps them: kubelet stores that
+plugin's answer and uses it each time the container starts again. The cards in that answer count more than annotations.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class Decisions:
-    """Chooses cards for pods that came without, if it may (`chooses`), and writes allocations down."""
+    """Chooses cards for pods without an allocation, if configured so (`chooses`), and writes allocations on pods."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class Decisions:
         self._choosing = asyncio.Lock()
 
     async def inherit(self) -> None:
-        """Write down what pods have from another plugin that nobody wrote down, so that schedulers know of it.
+        """Write allocations on pods that got cards from another plugin and have none, so that schedulers count them.
 
         AgentError if kubelet's record cannot be read.
         """
@@ -76,7 +75,7 @@ class Decisions:
                 log.warning("pod %s: %s", "/".join(known.key), error)
 
     async def _inherited(self, known: NodePod) -> bool:
-        """Whether the pod has its cards from another plugin; that is written down then."""
+        """Whether the pod has its cards from another plugin; if so its allocation is written."""
         given = allocation_by(self._checkpoint.of(known.uid), known.holding, self._pods.node)
         if given is not None:
             await self.write_down(known, given)
@@ -85,7 +84,7 @@ class Decisions:
         return given is not None
 
     async def decided(self, known: NodePod) -> NodePod:
-        """The pod with an allocation: its own, or one that is chosen and written down now."""
+        """The pod with its allocation; if it has none, cards are chosen and written on it."""
         holding = known.holding
         if holding.allocation is not None or holding.problem:
             return known
@@ -115,7 +114,7 @@ class Decisions:
         return self._pods.get(known.uid) or known
 
     async def write_down(self, known: NodePod, allocation: Allocation) -> None:
-        """Put an allocation on a pod. From now on it counts, also while the write is on its way."""
+        """Write an allocation on a pod. It counts at once, before the API server has answered."""
         annotations = self.annotations(allocation, known.holding)
         self._pods.assume(known.uid, allocation)
         meta = known.pod.metadata
@@ -128,7 +127,7 @@ class Decisions:
             raise RefusedError(f"the choice of cards could not be written down: {error}") from error
 
     def is_written(self, known: NodePod, allocation: Allocation) -> bool:
-        """Whether the pod's record says this, in the words of whichever family."""
+        """Whether the pod's annotations, of any family, tell this allocation."""
         try:
             asked = replace(Request(), containers=tuple(map(_asked, allocation.containers)))
             present = recorded(pod_parts(known.pod), request=asked, node=self._pods.node, unit=self._unit)
@@ -137,7 +136,7 @@ class Decisions:
         return present is not None and present.containers == allocation.containers
 
     def annotations(self, allocation: Allocation, holding: PodHolding) -> dict[str, str]:
-        """The decision in the words of all families. Replicas have none but Shoal's."""
+        """The annotations of the decision."""
         return encode_decision(
             allocation,
             app_names=holding.app_names,
@@ -149,7 +148,7 @@ class Decisions:
 
 
 def _asked(entry: ContainerAllocation) -> ContainerRequest:
-    """What a container that was given this has asked for."""
+    """The request that an allocation of one container answers."""
     share = next((card.share for card in entry.cards), NO_SHARE)
     return ContainerRequest(entry.name, len(entry.cards), share, entry.kind, entry.memory_limit_mib)
 
@@ -191,7 +190,7 @@ def _replicas(
     placed: Sequence[ContainerAllocation],
     taken: Mapping[str, Share],
 ) -> ContainerAllocation:
-    """Replicas one by one, each on the card with the smallest part of its memory in use, or with the largest."""
+    """Replicas one by one, each on the card with the least part of its memory in use; with the most if packed."""
     chosen: dict[str, int] = {}
 
     def with_one_more(gpu: Gpu) -> ContainerAllocation:
@@ -201,7 +200,7 @@ def _replicas(
         used = taken.get(gpu.uuid, NO_SHARE).memory_mib + slicing.cut.share(gpu, chosen.get(gpu.uuid, 0)).memory_mib
         return (-used if slicing.packed else used) / gpu.memory_mib
 
-    # Of memory that does not divide no card gives a replica more.
+    # Memory that does not divide among the replicas is not used.
     cut = [replace(gpu, memory_mib=room) for gpu in usable if (room := slicing.cut.room(gpu))]
     for number in range(container.gpus):
         options = [gpu for gpu in cut if _fits(gpu, with_one_more(gpu), placed, taken)]
@@ -227,7 +226,7 @@ def _sliced(
 def _fits(
     gpu: Gpu, entry: ContainerAllocation, placed: Sequence[ContainerAllocation], taken: Mapping[str, Share]
 ) -> bool:
-    """Whether the card has room for the container beside others' and the pod's own containers."""
+    """Whether the card has room for the container, beside other pods and the pod's other containers."""
     whole = Allocation("", (*placed, entry)).held()
     own = Allocation("", tuple(placed)).held().get(gpu.uuid, NO_SHARE) if placed else NO_SHARE
     if own != NO_SHARE and (
@@ -249,7 +248,7 @@ def _words(share: Share) -> str:
 
 
 def is_inherited(record: DeviceRecord) -> bool:
-    """Whether another plugin gave a container its devices. Partitions name themselves, whoever gave them."""
+    """Whether another plugin gave a container its devices. The IDs of MIG partitions are the same for all plugins."""
     own = all(devices.is_own(record.resource, one) for one in record.ids)
     return not own and not partitions.named_by(record.ids)
 
@@ -262,9 +261,9 @@ def _is_replica(device: str) -> bool:
 
 
 def allocation_by(records: Iterable[DeviceRecord], holding: PodHolding, node: NodeGpus) -> Allocation | None:
-    """What the answers of another plugin have given a pod; None unless they tell it of all its containers.
+    """The allocation that another plugin's answers gave a pod; None unless they name cards for all its containers.
 
-    Replicas are left out: how that plugin had cut its cards is not known.
+    None for replicas too: it is not known how that plugin cut its cards.
     """
     found = {(record.container, record.resource): record for record in records}
     indices = {gpu.uuid: gpu.index for gpu in node.gpus}

@@ -1,9 +1,8 @@
 """The devices kubelet counts: how many units of each resource, which of them are withdrawn, and their IDs. Pure.
 
-An ID says nothing about a card: kubelet picks IDs freely, and whoever reads them in PodResources must not be misled. So
-units are withdrawn by number. A card in use as a whole takes its units out of the shared resources, a card that is
-shared leaves the whole ones. A unit that a container has is never withdrawn: kubelet would not let its pod come back
-after a restart of its own.
+kubelet picks IDs freely, so an ID does not name a card, and units are withdrawn by number. While a card is in use as a
+whole its units are withdrawn from the shared resources; while it is shared, it is withdrawn from the whole ones. A unit
+that a container has is never withdrawn: after a restart kubelet would not admit its pod again.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class DeviceList:
     withdrawn: tuple[str, ...] = ()
 
     def message(self) -> api.ListAndWatchResponse:
-        """The list on the wire."""
+        """The list as a message to kubelet."""
         answer = api.ListAndWatchResponse()
         for ids, health in ((self.healthy, constants.HEALTHY), (self.withdrawn, constants.UNHEALTHY)):
             for one in ids:
@@ -58,12 +57,12 @@ class DeviceList:
 
 @dataclass(frozen=True, slots=True)
 class _Card:
-    """A card with what its own resource and all others hold of it."""
+    """A card, what the counted resource holds of it, and what all other resources hold."""
 
     gpu: Gpu
     own: Share
     others: Share
-    #: How many units of its own resource containers have of it, where units are cards or replicas.
+    #: How many units of the counted resource containers have of it, if it counts cards or replicas.
     units: int = 0
 
 
@@ -92,7 +91,7 @@ def clients(gpus: Sequence[Gpu], totals: HeldTotals) -> Count:
 
 
 def whole(gpus: Sequence[Gpu], totals: HeldTotals) -> Count:
-    """Units of `nvidia.com/gpu`. Replicas of a cut that is no more stay with those who have them."""
+    """Units of `nvidia.com/gpu`. Containers keep replicas of an earlier configuration."""
 
     def units(card: _Card) -> tuple[int, int]:
         size = 0 if card.gpu.mig else 1
@@ -103,7 +102,7 @@ def whole(gpus: Sequence[Gpu], totals: HeldTotals) -> Count:
 
 
 def replicas(gpus: Sequence[Gpu], totals: HeldTotals, resource: str, cut: Cut) -> Count:
-    """Units of a resource whose units are replicas: of a card that others use too, those that have room beside them."""
+    """Units of a resource that counts replicas. Of a card with other shares on it, only those that still fit."""
 
     def units(card: _Card) -> tuple[int, int]:
         one = cut.share(card.gpu)
@@ -134,7 +133,7 @@ def _count(gpus: Sequence[Gpu], totals: HeldTotals, resource: str, units: Callab
 def listing(resource: str, count: Count, in_use: Iterable[str]) -> DeviceList:
     """The devices of a resource. Those in use are always among them, and never withdrawn.
 
-    They stand in the order of their numbers: a list with the same devices is the same list, and is not sent again.
+    They are sorted by number, so that equal lists compare as equal and are not sent again.
     """
     taken = set(in_use)
     room = max(0, count.total - len(taken))
@@ -156,10 +155,10 @@ def listing(resource: str, count: Count, in_use: Iterable[str]) -> DeviceList:
 
 
 def settled(resource: str, listed: DeviceList, count: Count, in_use: Set[str]) -> int:
-    """How many devices, from the first one on, may be taken or given back without a change of the list.
+    """How many devices, from the first on, containers can take or give back without a change of the list.
 
-    These are all healthy. While those in use are not more than are allowed, each that is taken is one less that is
-    free, so that none beyond them is withdrawn or comes back.
+    All of them are healthy. As long as no more are in use than are allowed, a device that is taken is one fewer free
+    one, and the list of withdrawn devices stays the same.
     """
     if not len(in_use) <= count.allowed <= count.total:
         return 0
@@ -169,13 +168,13 @@ def settled(resource: str, listed: DeviceList, count: Count, in_use: Set[str]) -
 
 
 def is_below(resource: str, device: str, number: int) -> bool:
-    """Whether a device is one of the first so many of a resource."""
+    """Whether a device is among the first `number` of a resource."""
     own = _number(resource, device)
     return own is not None and own < number
 
 
 def is_own(resource: str, device: str) -> bool:
-    """Whether a device is one of the agent's: who served the resource before may have left other IDs."""
+    """Whether the agent made this device ID. Another plugin that served the resource before made others."""
     return _number(resource, device) is not None
 
 
@@ -189,8 +188,8 @@ def _number(resource: str, device: str) -> int | None:
 
 
 def fits_a_message(resource: str, units: int) -> bool:
-    """Whether kubelet would take a list of so many devices, were none of them healthy: that word is the longer one."""
-    # The largest ID for all of them: never too small, and quick.
+    """Whether a list of so many devices, all unhealthy (the longer word), fits into a message to kubelet."""
+    # Counted with the longest ID for all of them: quick, and never too small.
     one = api.ListAndWatchResponse()
     one.devices.add(ID=f"{_PREFIXES[resource]}{max(0, units - 1):x}", health=constants.UNHEALTHY)
     return units * one.ByteSize() <= constants.MAX_MESSAGE_BYTES

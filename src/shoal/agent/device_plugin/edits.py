@@ -1,8 +1,8 @@
-"""What a container gets for its cards, and how it is told: environment, device nodes, NVIDIA's own CDI spec. Pure.
+"""What a container gets for its cards: environment, device nodes, the edits of NVIDIA's own CDI spec. Pure.
 
-NVIDIA's spec, when the node has one, brings the driver's libraries and hooks. Its environment loses against ours.
+NVIDIA's spec, if the node has one, brings the driver's libraries and hooks. The agent's variables override its own.
 
-How a container can be told its cards depends on what kubelet and the container runtime can do, by their versions.
+`DeviceListStrategy` is how a container is told its cards; kubelet's and the container runtime's versions decide it.
 kubelet passes CDI devices by itself from 1.29 on (`cdi-cri`) and has always passed annotations, in which runtimes look
 for CDI devices too. containerd takes CDI from 2.0 on; 1.7 only if its configuration says so, which is not looked at.
 Runtimes without CDI get everything in the answer to Allocate.
@@ -24,7 +24,7 @@ from shoal.model.contract import gpushare, keti, nvidia
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu, NodeGpus
 
-#: Of every container with a card, where the host has them.
+#: Device nodes that every container with a card gets, if the host has them.
 CONTROL_DEVICES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 _NULL: Final = "/dev/null"
 #: The kinds of NVIDIA's own specs for cards: of its toolkit, of its device plugin.
@@ -33,7 +33,7 @@ _VENDOR_KINDS: Final = (nvidia.RESOURCE_GPU, nvidia.CDI_KIND)
 
 @dataclass(frozen=True, slots=True)
 class NodeContext:
-    """The node a container starts on."""
+    """What the edits of a container depend on besides its allocation."""
 
     node: NodeGpus
     unit: MemoryUnit
@@ -60,7 +60,7 @@ def environment(
 def container_edits(
     container: ContainerAllocation, allocation: Allocation, resource: str, context: NodeContext
 ) -> ContainerEdits:
-    """All of it, for a runtime that takes CDI."""
+    """All edits, for a runtime that takes CDI."""
     cards = cards_of(container, context.node)
     env = environment(container, allocation, resource, context)
     vendor = vendor_edits(cards, context.vendor)
@@ -110,7 +110,7 @@ def is_vendors(spec: Spec) -> bool:
 
 
 class DeviceListStrategy(StrEnum):
-    """The names are those of NVIDIA's plugin."""
+    """How a container is told its cards, by the names of NVIDIA's plugin."""
 
     ENVVAR = "envvar"
     VOLUME_MOUNTS = "volume-mounts"
@@ -119,13 +119,13 @@ class DeviceListStrategy(StrEnum):
 
     @property
     def by_cdi(self) -> bool:
-        """Whether a CDI spec is what the container gets."""
+        """Whether the container gets a CDI spec."""
         return self in (DeviceListStrategy.CDI_ANNOTATIONS, DeviceListStrategy.CDI_CRI)
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenStrategy:
-    """A strategy, and why this one."""
+    """A strategy, and why it was chosen."""
 
     strategy: DeviceListStrategy
     why: str
@@ -178,9 +178,9 @@ def answer_with(uuids: Iterable[str], edits: ContainerEdits, *, by_mounts: bool)
 
 
 def given_cards(response: api.ContainerAllocateResponse, node: NodeGpus) -> tuple[str, ...]:
-    """The cards an answer gave, by UUID in their order; none if it names none.
+    """The cards that an answer gave, by UUID in their order; none if it names none.
 
-    It may be that of another plugin: gpushare's names cards by index, NVIDIA's in several ways.
+    The answer may be another plugin's: gpushare's names cards by index, NVIDIA's in several ways.
     """
     listed = response.envs.get(nvidia.ENV_VISIBLE_DEVICES, "")
     if listed == nvidia.VISIBLE_DEVICES_DIRECTORY:

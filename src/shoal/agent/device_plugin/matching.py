@@ -1,8 +1,8 @@
-"""Runtimes without CDI: what a container gets is said in the answer to Allocate, which does not name the container.
+"""Runtimes without CDI: the answer to Allocate must hold the cards, and the call does not name the container.
 
-So the answer is matched by amount, in the order pods were bound, and verified when PreStartContainer comes: kubelet's
-record then tells whose answer it was. Two pods that ask for the same are interchangeable. If their answers were
-swapped, their annotations are swapped too, so that every record stays true. What cannot be made true does not start.
+So the answer is matched by amount, in the order pods were bound, and verified at PreStartContainer: kubelet's record
+then tells which container got it. If two pods with equal requests got each other's answers, their annotations are
+swapped too. A container whose allocation cannot be made to agree with its answer does not start.
 
 Without CDI NVIDIA's runtime reads a container's environment, and there the pod's own words win over the plugin's. So a
 container whose environment names cards does not start. What the image or an `envFrom` says cannot be seen here: for
@@ -39,16 +39,16 @@ log = logging.getLogger(__name__)
 #: How long kubelet may be ahead of the watch.
 _WAIT_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
-#: An answer that kubelet has not recorded by then was for a pod it did not take.
+#: kubelet has recorded an answer by then, unless it refused the pod.
 _RECORDED_SECONDS: Final = 10.0
-#: The words for no card at all.
+#: Values of NVIDIA_VISIBLE_DEVICES that name no card.
 _NO_CARDS: Final = ("", "none", "void")
 _LISTS: Final = ("containers", "initContainers", "ephemeralContainers")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The cards chosen for a container, to be given to it or to one that asks for the same."""
+    """A container that can be given its cards; one with an equal request may get them instead."""
 
     uid: str
     container: str
@@ -57,7 +57,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredCards:
-    """The cards an answer gave, and the container it is recorded for; empty while kubelet has not recorded it."""
+    """The cards of an answer, and the container that kubelet recorded it for; empty before that."""
 
     cards: tuple[str, ...]
     uid: str = ""
@@ -95,7 +95,7 @@ def candidates(pods: Iterable[NodePod], resource: str, count: int) -> Iterator[C
 
 
 def serves(resource: str, asked: str) -> bool:
-    """Whether devices of a resource stand for what a container asks for."""
+    """Whether a container that asks for one resource gets devices of another: slots stand for memory."""
     return asked == (gpushare.RESOURCE_MEMORY if resource == shoal.RESOURCE_SLOT else resource)
 
 
@@ -104,7 +104,7 @@ def _bound(known: NodePod) -> tuple[int, str, str]:
     try:
         state = gpushare.decode_state(meta.annotations)
     except CodecError:
-        state = None  # it comes by its creation then
+        state = None  # the time of its creation decides
     return (0 if state is None else state.assume_time_ns, meta.creation_timestamp or "", meta.uid)
 
 
@@ -132,7 +132,7 @@ def swapped(mine: NodePod, container: str, other: NodePod, other_container: str)
 
 
 def moved(known: NodePod, container: str, cards: tuple[str, ...], node: NodeGpus) -> Allocation | None:
-    """A pod's allocation with other cards for a container; None if it cannot have these."""
+    """A pod's allocation with these cards for a container; None if they do not fit its request."""
     indices = {gpu.uuid: gpu.index for gpu in node.gpus}
     entry = known.holding.entry(container)
     if known.holding.allocation is None or entry is None or len(entry.cards) != len(cards) or set(cards) - set(indices):
@@ -155,7 +155,7 @@ def _with(allocation: Allocation, entry: ContainerAllocation) -> Allocation:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """An answer on its way into kubelet's record."""
+    """An answer that kubelet has not recorded yet."""
 
     resource: str
     ids: frozenset[str]
@@ -164,7 +164,7 @@ class _Pending:
 
 
 class MatchByAmount:
-    """Answers Allocate of every resource with the cards themselves."""
+    """Answers Allocate with the cards of the container that is most likely meant, and verifies it later."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class MatchByAmount:
         self._one_at_a_time = asyncio.Lock()
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> api.ContainerAllocateResponse:
-        """The cards of the pod that waits longest for as many devices. RefusedError if none does."""
+        """The cards of the pod that has waited longest for so many devices. RefusedError if none waits."""
         async with self._one_at_a_time:
             end = self._clock() + _WAIT_SECONDS
             while (candidate := await self._next(resource, len(ids))) is None:
@@ -217,7 +217,7 @@ class MatchByAmount:
         return None
 
     def _given(self, resource: str) -> list[AnsweredCards]:
-        """What answers have given so far: those in kubelet's record for pods that live, and those on their way."""
+        """The answers so far: those that kubelet recorded for pods that are not over, and those not recorded yet."""
         alive = {known.uid for known in self._pods}
         records = [one for one in self._checkpoint.records() if one.resource == resource and one.pod_uid in alive]
         given = [AnsweredCards(self._cards(one), one.pod_uid, one.container) for one in records]
@@ -247,7 +247,7 @@ class MatchByAmount:
             )
 
     async def verify(self, known: NodePod, record: DeviceRecord) -> None:
-        """Make the pod's allocation say what its container gets. RefusedError if that cannot be."""
+        """Make the pod's allocation agree with the recorded answer. RefusedError if that is not possible."""
         async with self._one_at_a_time:
             known = self._pods.get(known.uid) or known
             entry = known.holding.entry(record.container)
@@ -258,7 +258,7 @@ class MatchByAmount:
                 known = self._pods.get(known.uid) or known
             entry = self._check.entry(known, record.container)
             if is_inherited(record):
-                return  # it has the environment of another plugin, and its cards
+                return  # another plugin made its environment; the cards agree
             wanted = answer(entry, self._check.edits(known, entry), by_mounts=self._by_mounts)
             if not cards or any(response.envs.get(name) != value for name, value in wanted.envs.items()):
                 raise RefusedError(
@@ -267,7 +267,7 @@ class MatchByAmount:
                 )
 
     async def _swap(self, known: NodePod, record: DeviceRecord, cards: tuple[str, ...]) -> None:
-        """Exchange cards with the container whose cards this one got."""
+        """Exchange allocations with the container whose cards this one got."""
         resource = record.resource
         count = len(record.ids)
         mine = [one for one in self._checkpoint.records() if one.resource == resource]
@@ -278,7 +278,7 @@ class MatchByAmount:
                 or candidate.cards != cards
                 or true.get((candidate.uid, candidate.container)) == candidate.cards
             ):
-                continue  # itself, another card, or one that has what its allocation says
+                continue  # itself, other cards, or a container whose answer agrees with its allocation
             other = self._pods.get(candidate.uid)
             if other is None:
                 continue
@@ -287,7 +287,7 @@ class MatchByAmount:
             await self._decisions.write_down(known, own)
             log.info("pods %s and %s got each other's cards: swapped", "/".join(known.key), "/".join(other.key))
             return
-        # A swap of which only the other half was written leaves them to nobody.
+        # After an interrupted swap the cards belong to no allocation.
         corrected = moved(known, record.container, cards, self._pods.node)
         taken = used(one.holding for one in self._pods if one.uid != known.uid)
         held = Allocation("", () if corrected is None else corrected.containers).held()

@@ -1,7 +1,7 @@
-"""One resource served to kubelet by its device plugin API (v1beta1): serve, register, and again when it comes back.
+"""A device plugin (API v1beta1) for one resource: serves, registers with kubelet, and again after kubelet's restart.
 
-kubelet removes the sockets of plugins when it starts, and its end breaks the stream of lists: that is how its restart
-is noticed. What devices there are and what a container gets is decided elsewhere.
+kubelet removes the sockets of plugins when it starts, and its end breaks the stream of ListAndWatch: that is how its
+restart is noticed. Which devices there are and what a container gets is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PluginResource:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """What a list was made of, and how many of its devices may be taken or given back without another list."""
+    """What a list was made from, and how many of its devices can change hands without another list."""
 
     resource: str
     count: Count
@@ -64,7 +64,7 @@ class Plugin(rpc.DevicePluginServicer):
 
     def __init__(self, resource: PluginResource, paths: HostPaths, *, allocate: Allocate, pre_start: PreStart) -> None:
         self.resource = resource
-        #: Whether kubelet has the list now.
+        #: Set while kubelet reads the list.
         self.connected = asyncio.Event()
         self._paths = paths
         self._allocate = allocate
@@ -76,11 +76,11 @@ class Plugin(rpc.DevicePluginServicer):
 
     @property
     def socket(self) -> Path:
-        """Where it serves."""
+        """The path of its socket."""
         return self._paths.device_plugins / self.resource.socket
 
     def count(self, count: Count, in_use: frozenset[str]) -> None:
-        """Tell kubelet how many devices there are, if that is news. A long list takes a while to make."""
+        """List counted devices, if the count or the use has changed: a long list takes a while to make."""
         if self._counted is not None and self._counted.still_holds(count, in_use):
             return
         name = self.resource.name
@@ -89,7 +89,7 @@ class Plugin(rpc.DevicePluginServicer):
         self._counted = _Counted(name, count, in_use, settled(name, fresh, count, in_use))
 
     def show(self, devices: DeviceList) -> None:
-        """Tell kubelet of these devices, if that is news."""
+        """List these devices, if they differ from the last list."""
         self._tell(devices)
 
     def _tell(self, fresh: DeviceList) -> None:
@@ -100,7 +100,7 @@ class Plugin(rpc.DevicePluginServicer):
                 changed.set()
 
     async def run(self) -> None:
-        """Serve and stay registered. While kubelet is away, try again every few seconds at most."""
+        """Serve and stay registered. While kubelet is away, try again every two seconds at most."""
         pause = _BACKOFF.first
         while True:
             server = grpc.aio.server(options=_OPTIONS)
@@ -125,7 +125,7 @@ class Plugin(rpc.DevicePluginServicer):
             await asyncio.sleep(pause)
 
     def _bind(self, server: grpc.aio.Server) -> None:
-        """Take the socket's place, whoever left one there."""
+        """Listen on the socket, and replace a file that is in its place."""
         try:
             self._paths.device_plugins.mkdir(parents=True, exist_ok=True)
             self.socket.unlink(missing_ok=True)
@@ -161,7 +161,7 @@ class Plugin(rpc.DevicePluginServicer):
     async def ListAndWatch(  # noqa: N802 - the wire's name
         self, request: api.Empty, context: object
     ) -> AsyncIterator[api.ListAndWatchResponse]:
-        """The list now, and again whenever it is another one."""
+        """The list of devices, now and after each change."""
         changed = asyncio.Event()
         self._streams.add(changed)
         try:

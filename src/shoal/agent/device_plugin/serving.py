@@ -39,6 +39,7 @@ SOCKETS: Final = {
     shoal.RESOURCE_SLOT: "shoal-gpu.sock",
 }
 _NVIDIA: Final = "shoal-nvidia-"
+_LOOK_SECONDS: Final = 0.5
 
 
 def socket_of(resource: str) -> str:
@@ -47,12 +48,12 @@ def socket_of(resource: str) -> str:
 
 
 def comes_and_goes(resource: str) -> bool:
-    """Whether a resource is served only where cards or NVIDIA's configuration have it."""
+    """Whether a resource is served only where MIG partitions or NVIDIA's configuration ask for it."""
     return resource == nvidia.RESOURCE_GPU_SHARED or resource.startswith(nvidia.RESOURCE_MIG_PREFIX)
 
 
 def remove_sockets(paths: HostPaths) -> None:
-    """Remove the sockets that any configuration has left."""
+    """Remove the sockets of all resources that any configuration can serve."""
     for name in SOCKETS.values():
         (paths.device_plugins / name).unlink(missing_ok=True)
     for path in paths.device_plugins.glob(f"{_NVIDIA}*.sock"):
@@ -60,7 +61,7 @@ def remove_sockets(paths: HostPaths) -> None:
 
 
 class DevicePlugins:
-    """The plugins that are there now. They serve once `start` was called, until their tasks are cancelled."""
+    """The device plugins of a node. They serve once `start` was called, until their tasks are cancelled."""
 
     def __init__(self, paths: HostPaths, *, allocate: Allocate, pre_start: PreStart) -> None:
         self.plugins: dict[str, Plugin] = {}
@@ -99,7 +100,7 @@ class DevicePlugins:
             self._tasks[name] = self._group.create_task(self.plugins[name].run(), name=name)
 
     def away(self) -> Sequence[str]:
-        """The resources for which kubelet has not asked."""
+        """The resources whose list kubelet is not reading."""
         return [name for name, plugin in self.plugins.items() if not plugin.connected.is_set()]
 
 
@@ -112,7 +113,7 @@ class ServedResources:
     #: The resource whose units are replicas of cards, if there is one.
     replicas: tuple[str, ...]
     sharing: NvidiaConfig | None
-    #: What keeps partitions from being served, in words.
+    #: Why some partitions are not served, in words.
     problem: str = ""
 
     @property
@@ -121,7 +122,7 @@ class ServedResources:
         return {*self.partitions, *self.replicas}
 
     def tell(self, plugin: Plugin, in_use: frozenset[str]) -> None:
-        """Have a plugin tell kubelet of its devices. Of a resource that is not offered those in use are all."""
+        """Have a plugin list its devices. Of a resource that is not served any more, those in use are listed."""
         name = plugin.resource.name
         count = self.counts.get(name)
         if name in self.partitions or count is None:
@@ -133,7 +134,7 @@ class ServedResources:
 def served_resources(
     config: AgentConfig, sharing: NvidiaConfig | None, gpus: Sequence[Gpu], totals: HeldTotals
 ) -> ServedResources:
-    """What is offered of these cards. `sharing` is None while it is not known how NVIDIA's resources are shared."""
+    """What these cards offer. `sharing` is None while NVIDIA's configuration has not been read."""
     slots = config.slots_per_card * sum(not gpu.mig for gpu in gpus)
     counts = {
         gpushare.RESOURCE_MEMORY: devices.memory(gpus, totals, config.memory_unit),
@@ -150,12 +151,9 @@ def served_resources(
     return ServedResources(counts, found, () if slicing is None else (slicing.resource,), sharing, problem)
 
 
-_LOOK_SECONDS: Final = 0.5
-
-
 @asynccontextmanager
 async def alone_in(folder: Path, waiting: Callable[[str], None]) -> AsyncIterator[None]:
-    """Be the only agent that serves in this folder while the block lasts; `waiting` is told why not yet, and when."""
+    """Hold the lock on a folder of sockets. `waiting` is told why it cannot be had yet, and '' once it is held."""
     descriptor = _opened(folder)
     try:
         told = False

@@ -1,7 +1,7 @@
-"""The CDI files of containers, one for each answer to an Allocate call, and those of NVIDIA that are on the node.
+"""The CDI spec files of the agent, one for each answer to an Allocate call, and those of NVIDIA on the node.
 
-A file is written when its container is about to be created, and removed when the container's pod is over. After a kill
-at any moment there is a whole file or none.
+A file is written when its container is about to be created, and removed when the container's pod is over. Whenever the
+agent is killed, a file is complete or absent.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def device_name(resource: str, ids: Iterable[str], nonce: str) -> str:
 
 
 def qualified(name: str) -> str:
-    """A device's name as a runtime is given it."""
+    """The full name of an agent's device, as a runtime is given it."""
     return f"{shoal.CDI_KIND}={name}"
 
 
 def own_names(qualified_names: Iterable[str]) -> list[str]:
-    """Those names that are the agent's, without their kind."""
+    """The agent's devices among full names, without their kind."""
     prefix = qualified("")
     return [name.removeprefix(prefix) for name in qualified_names if name.startswith(prefix)]
 
@@ -57,7 +57,7 @@ class CdiSpecs:
         self._isolation: dict[str, str] = {}
 
     def write(self, name: str, edits: ContainerEdits) -> Path:
-        """Say what a device name stands for."""
+        """Write the spec of a device."""
         spec = Spec(cdi_version=cdi.VERSION, kind=shoal.CDI_KIND, devices=(Device(name, edits),))
         try:
             path = cdi.write(self._folder, spec, name)
@@ -67,7 +67,7 @@ class CdiSpecs:
         return path
 
     def isolation(self, name: str) -> str:
-        """What keeps the container that has this device to its share; empty if nothing is said of it."""
+        """The isolation tier that the device's spec tells its container; empty if it tells none."""
         if name not in self._isolation:
             try:
                 (device,) = cdi.read(self._folder / cdi.file_name(shoal.CDI_KIND, name)).devices
@@ -77,23 +77,23 @@ class CdiSpecs:
         return self._isolation[name]
 
     def remove(self, name: str) -> None:
-        """Forget what a name stands for; one that nobody wrote is no error."""
+        """Remove the spec of a device, if there is one."""
         (self._folder / cdi.file_name(shoal.CDI_KIND, name)).unlink(missing_ok=True)
         self._isolation.pop(name, None)
 
     def names(self) -> set[str]:
-        """The names that have a file."""
+        """The devices that have a spec."""
         return {path.name.removeprefix(_OWN).removesuffix(".json") for path in self._files() if path.suffix == ".json"}
 
     def keep_only(self, names: Iterable[str]) -> set[str]:
-        """Remove all files but those of these names; which went."""
+        """Remove all specs but those of these devices; the devices whose specs were removed."""
         gone = self.names() - set(names)
         for name in gone:
             self.remove(name)
         return gone
 
     def remove_drafts(self) -> None:
-        """Remove what a killed agent left half written."""
+        """Remove incomplete files that a killed agent left."""
         for path in self._listed(f".{_OWN}"):
             path.unlink(missing_ok=True)
 
@@ -140,6 +140,6 @@ def _others(folder: Path) -> _Stamp:
                 if entry.name.endswith((".json", ".yaml")) and not entry.name.startswith((".", _OWN)):
                     status = entry.stat()
                     found.append((entry.path, status.st_mtime_ns, status.st_size))
-    except FileNotFoundError:  # no folder, or a file that went meanwhile: the next look sees it
+    except FileNotFoundError:  # no folder, or a file that was removed meanwhile
         return tuple(sorted(found))
     return tuple(sorted(found))

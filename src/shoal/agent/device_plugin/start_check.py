@@ -1,4 +1,4 @@
-"""Whether a container may have the cards that were chosen for it, and what it gets with them."""
+"""Whether a container may start with the cards of its allocation now, and its edits if it may."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from shoal.model.request import NO_SHARE, fits
 def start_of(
     known: NodePod, entry: ContainerAllocation, node: NodeGpus, *, hooks: Sequence[Hook] = ()
 ) -> ContainerStart:
-    """A container of a pod, as limits see it. `hooks` are those of NVIDIA's own spec."""
+    """A container of a pod, as `shoal.agent.limits` takes it. `hooks` are those of NVIDIA's own spec."""
     yields = (known.pod.spec.priority or 0) < 0
     return ContainerStart(*known.key, known.uid, entry, cards_of(entry, node), yields, hooks)
 
 
 class StartCheck:
-    """Checks by the pods and cards of one node."""
+    """Checks containers against the pods and cards of one node."""
 
     def __init__(
         self, pods: NodePods, specs: CdiSpecs, *, unit: MemoryUnit, limits: ShareLimits, isolated: Callable[[], bool]
@@ -46,7 +46,7 @@ class StartCheck:
         if entry is None or container not in holding.resources:
             raise RefusedError(no_cards(container))
         if problem := missing_card(entry, self._pods.node):
-            raise RefusedError(problem)  # given once, by a machine of this name that had other cards
+            raise RefusedError(problem)  # given earlier, when the machine of this name had other cards
         for card in cards_of(entry, self._pods.node):
             if not card.healthy:
                 raise RefusedError(f"card {card.index} ({card.uuid}) is not healthy: {card.fault}")
@@ -54,7 +54,7 @@ class StartCheck:
         return entry
 
     def _check_room(self, known: NodePod, entry: ContainerAllocation) -> None:
-        """Whoever decided: a card is not given to more than it has room for."""
+        """RefusedError if a card has no room for the pod beside what other pods were given, whoever decided so."""
         own = known.holding.held()
         for card in cards_of(entry, self._pods.node):
             others = (
@@ -71,11 +71,11 @@ class StartCheck:
                 )
 
     async def prepare(self, known: NodePod, entry: ContainerAllocation) -> None:
-        """Have everything ready that the edits name."""
+        """Make everything ready that the edits refer to."""
         await self._limits.prepare(start_of(known, entry, self._pods.node))
 
     def edits(self, known: NodePod, entry: ContainerAllocation) -> ContainerEdits:
-        """All that the container gets."""
+        """The edits of the container: its cards and its limits."""
         node, holding = self._pods.node, known.holding
         assert holding.allocation is not None
         context = NodeContext(

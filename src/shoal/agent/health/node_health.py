@@ -29,7 +29,7 @@ RECOVERED: Final = "GPURecovered"
 
 
 class NodeHealth:
-    """Which cards of the node are not to be used. `changed` is called when that, or the cards, are others."""
+    """The unhealthy cards of the node. `changed` is called when they, or the cards themselves, change."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class NodeHealth:
 
     @property
     def remembered(self) -> str | None:
-        """What the node's annotation shall hold for the next process."""
+        """The value of the node's annotation, for the next process."""
         return encode_faults(self._health.unhealthy)
 
     def recall(self) -> None:
-        """Begin with the faults an earlier process left. Call it once the node has been read and cards are there."""
+        """Begin with the faults of an earlier process. Call it once, after the node and its cards have been read."""
         node = self._node.node
         value = None if node is None else node.metadata.annotations.get(shoal.ANNOTATION_FAULTS)
         known = decode_faults(value, self._now()) if self._rules.any else {}
@@ -141,13 +141,13 @@ def encode_faults(unhealthy: Mapping[str, CardFaults]) -> str | None:
 
 
 def _kept(fault: Fault) -> _Fault:
-    # A lost card is found lost at every look: its moment would have the node written again and again.
+    # A lost card is found at every look: with its time the node would be written each time.
     seen = 0.0 if fault.cause is Cause.LOST else round(fault.seen, 3)
     return _Fault(fault.cause, seen, fault.xid, fault.energy_mj, fault.reset_seen)
 
 
 def decode_faults(value: str | None, now: float) -> dict[str, CardFaults]:
-    """The faults of an earlier process. What cannot be read is said and forgotten: a look finds most of it again."""
+    """The faults of an earlier process. What cannot be read is logged and dropped: most is found again."""
     if not value:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Which cards are unhealthy and why: rules, and a state machine over reports and looks. Pure; moments are in seconds.
+"""Which cards are unhealthy and why: rules, and a state machine over reports and looks. Pure; times are in seconds.
 
 A fault begins with a report that counts, or with a look at a card that does not answer. It ends at a look at which the
 card answers and has been quiet for the hold-off, never by time alone. Where the driver asks for a reset, that must have
@@ -36,7 +36,7 @@ class HealthRules:
     """What counts as a fault. `hold` is in seconds; each return of a fault doubles it, up to `longest_hold`."""
 
     ignored: frozenset[int] = nvidia.IGNORED_XIDS
-    #: Errors that count whatever else is said.
+    #: Errors that always count.
     enforced: frozenset[int] = frozenset()
     xids: bool = True
     #: Memory errors, lost cards and cards that do not answer.
@@ -91,7 +91,7 @@ def _listed(text: str, what: str) -> tuple[frozenset[int], frozenset[str]]:
 
 
 MAX_WORDS: Final = 512
-#: Distinct faults that are kept of one card; more say nothing new.
+#: The most faults that are kept of one card.
 MAX_FAULTS: Final = 8
 MAX_STRIKES: Final = 16
 _XID_WORDS: Final = {
@@ -129,7 +129,7 @@ class Fault:
     seen: float
     xid: int | None = None
     detail: str = ""
-    #: The energy counter at the first look after it; a smaller one later tells of a reset.
+    #: The energy counter at the first look after the fault; a smaller value later shows a reset.
     energy_mj: int | None = None
     reset_seen: bool = False
     #: From before the present process.
@@ -137,7 +137,7 @@ class Fault:
 
     @property
     def key(self) -> tuple[Cause, int | None]:
-        """What makes a repetition the same fault."""
+        """Equal for repetitions of one fault."""
         return self.cause, self.xid
 
     @property
@@ -157,7 +157,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class CardFaults:
-    """All that is wrong with a card now, or what is remembered of one that is well: how often it failed of late."""
+    """The faults of a card; `strikes` counts how often it failed recently, also while it is healthy."""
 
     faults: tuple[Fault, ...] = ()
     strikes: int = 0
@@ -173,7 +173,7 @@ class CardFaults:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a card shows when it is asked. `silent` says why nothing is known; a card that answers has none of it."""
+    """What a card shows when it is asked. `silent` says why it did not answer; empty if it did."""
 
     silent: str = ""
     lost: bool = False
@@ -243,7 +243,7 @@ class CardHealth:
             card = CardFaults((), strikes, fault.seen)
         same = next((one for one in card.faults if one.key == fault.key), None)
         if same is not None:
-            # Whatever reset there was came before this: it has to be seen once more.
+            # A reset that was seen came before this report: another one is needed.
             again = replace(fault, energy_mj=same.energy_mj)
             faults = tuple(again if one is same else one for one in card.faults)
         else:
@@ -255,9 +255,9 @@ class CardHealth:
 
 
 def _looked_at(fault: Fault, look: Look, *, away: bool) -> Fault:
-    """What a look at a card that answers tells about one of its faults."""
+    """A fault with what a look at its card, which answers, tells about it."""
     anew = fault.energy_mj is not None and look.energy_mj is not None and look.energy_mj < fault.energy_mj
-    # A card that counts no energy does not show a reset; a new process takes its word, as NVIDIA's plugin does.
+    # Without an energy counter no reset can be seen: a new process trusts the card, as NVIDIA's plugin does.
     unknowable = fault.recalled and fault.energy_mj is None and look.energy_mj is None
     base = look.energy_mj if fault.energy_mj is None or anew else fault.energy_mj
     return replace(fault, energy_mj=base, reset_seen=fault.reset_seen or away or anew or unknowable)
@@ -270,6 +270,6 @@ def _over(fault: Fault, look: Look, now: float, hold: float) -> bool:
 
 def _asks_for_reset(fault: Fault, look: Look) -> bool:
     if fault.cause is Cause.ECC:
-        # Where rows can be replaced and none waits for it, the error was contained and has been dealt with.
+        # The card can replace rows and none is pending: the error was contained.
         return look.rows_pending is not False
     return fault.cause is Cause.XID and fault.xid in RESET_XIDS

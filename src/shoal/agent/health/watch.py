@@ -31,7 +31,7 @@ _COMINGS_AND_GOINGS: Final = (EventKind.LOST, EventKind.BACK)
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What the thread learnt at once: a report, looks at cards, and the cards there are if they were counted."""
+    """What the thread tells the event loop at once: a report, looks at cards, and a new survey of the cards."""
 
     event: CardEvent | None = None
     looks: Mapping[str, Look] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class HealthWatch:
         self._changed = changed
         self._surveyed = surveyed
         self._anxious = min(ANXIOUS, max(_SHORTEST, hold / 4))
-        # Written by one side and read by the other, each a single value.
+        # Written by the loop or the thread and read by the other, each a single value.
         self._interval = self._pause()
         self._uuids = tuple(card.uuid for card in survey.cards)
         self._events: CardEvents | None = None
@@ -137,13 +137,13 @@ class HealthWatch:
                 self._events = None
 
     def _follow(self, events: CardEvents, tell: Callable[[Heard], None]) -> None:
-        """Pass on what is reported, until there are other cards than the watch knows."""
+        """Pass on reports until the set of cards changes."""
         heard = self._around()
         tell(heard)
         cards = _present(heard)
         event: CardEvent | None = None
         while not self._stop.is_set():
-            # After a report the next look comes soon: whether it counted, the loop has not said yet.
+            # After a report look again soon: the loop has not decided yet whether it counts.
             event = events.wait(self._interval if event is None else self._anxious)
             if self._stop.is_set():
                 return
@@ -152,7 +152,7 @@ class HealthWatch:
                 continue
             heard = self._around()
             if _present(heard) != cards:
-                # They are told of once the next watch is open, so that no report of theirs falls in between.
+                # The new cards are told once the next watch is open, so that none of their reports is missed.
                 tell(Heard(event))
                 return
             tell(Heard(event, heard.looks, heard.survey))
@@ -168,7 +168,7 @@ class HealthWatch:
         return Heard(looks={uuid: look_at(self._nvml, uuid) for uuid in uuids}, survey=survey)
 
     def _end(self, thread: threading.Thread) -> None:
-        # A wait that begins just now ends by itself within its time; closing wakes the one that is under way.
+        # Closing wakes a wait that is under way; one that begins just now ends with its time-out.
         while thread.is_alive():
             if (events := self._events) is not None:
                 events.close()

@@ -1,6 +1,6 @@
 """What keeps a container to its share of a card, as further edits of its CDI spec.
 
-`tiers` says what a node can build, `node_limits` puts it together. A limit on the container's own cgroup comes as a
+`tiers` says which limits a node can set, `node_limits` sets them. A limit on the container's own cgroup comes as a
 `createRuntime` hook among the edits, since that cgroup does not exist yet when these are made: `cgroup` has the hook
 and the socket it asks. `mps` looks after the MPS daemon. `NO_LIMITS` sets none.
 """
@@ -32,22 +32,22 @@ class ContainerStart:
 
 
 class ShareLimits(Protocol):
-    """Builds the walls of shares."""
+    """Keeps containers to their shares."""
 
     def isolation(self, uuid: str) -> Isolation:
-        """What shares of a card are kept by."""
+        """The tier that keeps containers to their shares of a card."""
 
     def faults(self) -> Mapping[str, str]:
-        """Cards of which no share can be given now, by UUID, and why."""
+        """By UUID, the cards of which no share can be given now, and why."""
 
     def edits(self, start: ContainerStart) -> ContainerEdits:
-        """What to do to the container beside giving it its cards. RefusedError keeps it from starting."""
+        """The edits that limit the container. RefusedError keeps it from starting."""
 
     async def prepare(self, start: ContainerStart) -> None:
-        """Have everything ready that the edits name. RefusedError keeps the container from starting."""
+        """Make everything ready that the edits refer to. RefusedError keeps the container from starting."""
 
     async def keep_only(self, starts: Iterable[ContainerStart]) -> None:
-        """Take away what was made ready for any other container."""
+        """Remove what was made ready for any other container."""
 
 
 class _NoLimits:

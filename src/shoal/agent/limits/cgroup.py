@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from shoal.agent.errors import AgentError
+from shoal.agent.errors import AgentError, LimitError
 from shoal.gpu.errors import GpuError
 from shoal.gpu.protocol import MemoryLimit, Nvml
 from shoal.kubelet.cdi import ContainerEdits, Hook
@@ -46,29 +46,25 @@ _CREDENTIALS: Final = struct.Struct("3i")
 _MEBIBYTE: Final = 2**20
 
 
-class LimitError(AgentError):
-    """A limit that cannot be set; the container does not start."""
-
-
 @dataclass(frozen=True, slots=True)
 class LimitRequest:
-    """What a hook asks for: hard limits in bytes by card, on a cgroup below the root of all of them."""
+    """What a hook asks for: a cgroup, relative to the root of cgroups, and hard limits in bytes by card."""
 
     cgroup: str
     limits: Mapping[str, int]
 
 
-def hook_edits(program: Path, door: Path, memory_mib: Mapping[str, int]) -> ContainerEdits:
+def hook_edits(program: Path, socket_path: Path, memory_mib: Mapping[str, int]) -> ContainerEdits:
     """The hook that sets limits on a container's cgroup."""
     limits = tuple(f"{uuid}={mib * _MEBIBYTE}" for uuid, mib in memory_mib.items())
-    hook = Hook(_HOOK, str(program), (PROGRAM, str(door), *limits), timeout=_HOOK_SECONDS)
+    hook = Hook(_HOOK, str(program), (PROGRAM, str(socket_path), *limits), timeout=_HOOK_SECONDS)
     return ContainerEdits(hooks=(hook,))
 
 
 def vendor_edits(hooks: Iterable[Hook], memory_mib: Mapping[str, int]) -> ContainerEdits | None:
-    """What lets NVIDIA's own hook set the limits; None where it is not run for all of the cards, or they differ.
+    """The variables that make NVIDIA's own hook set the limits; None if it does not run for all cards or they differ.
 
-    It does nothing unless it finds both variables, and knows one pair for all cards.
+    That hook needs both variables, and knows one pair for all cards.
     """
     served = {
         word.removeprefix(_VENDOR_CARD)
@@ -114,9 +110,9 @@ def apply(nvml: Nvml, root: Path, request: LimitRequest) -> None:
             raise LimitError(f"the memory limit of {amount // _MEBIBYTE} MiB could not be set: {error}") from error
 
 
-async def ask(door: Path, cgroup: str, limits: Sequence[str]) -> str:
+async def ask(socket_path: Path, cgroup: str, limits: Sequence[str]) -> str:
     """Do what the C program does, for nodes that are simulated; the agent's answer."""
-    reader, writer = await asyncio.open_unix_connection(door)
+    reader, writer = await asyncio.open_unix_connection(socket_path)
     try:
         writer.write(encoded(cgroup, limits))
         writer.write_eof()
@@ -126,7 +122,7 @@ async def ask(door: Path, cgroup: str, limits: Sequence[str]) -> str:
 
 
 def install(program: Path, folder: Path) -> Path:
-    """Put the hook's program where the host can run it, whole or not at all; where it is."""
+    """Put the hook's program where the host can run it; its path."""
     place = folder / PROGRAM
     try:
         write_whole(place, program.read_bytes(), mode=0o755)
@@ -136,7 +132,7 @@ def install(program: Path, folder: Path) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def serve(nvml: Nvml, door: Path, root: Path) -> AsyncIterator[None]:
+async def serve(nvml: Nvml, socket_path: Path, root: Path) -> AsyncIterator[None]:
     """Answer hooks on a socket that only root can use. `root` is where the host's cgroups are."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -158,7 +154,7 @@ async def serve(nvml: Nvml, door: Path, root: Path) -> AsyncIterator[None]:
         writer.close()
 
     # start_unix_server removes the socket when it closes, from Python 3.13 on: hooks wait at it for the next agent.
-    server = await asyncio.start_server(answer, sock=_bound(door))
+    server = await asyncio.start_server(answer, sock=_bound(socket_path))
     try:
         yield
     finally:
@@ -166,17 +162,17 @@ async def serve(nvml: Nvml, door: Path, root: Path) -> AsyncIterator[None]:
         await server.wait_closed()
 
 
-def _bound(door: Path) -> socket.socket:
-    """The socket, in the place of one that an earlier process left."""
+def _bound(socket_path: Path) -> socket.socket:
+    """A listening socket, in the place of one that an earlier process left."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        door.parent.mkdir(parents=True, exist_ok=True)
-        door.unlink(missing_ok=True)
-        listener.bind(str(door))
-        door.chmod(0o600)
+        socket_path.parent.mkdir(parents=True, exist_ok=True)
+        socket_path.unlink(missing_ok=True)
+        listener.bind(str(socket_path))
+        socket_path.chmod(0o600)
     except OSError as error:
         listener.close()
-        raise LimitError(f"hooks cannot be answered on {door}: {error.strerror or error}") from error
+        raise LimitError(f"hooks cannot be answered on {socket_path}: {error.strerror or error}") from error
     return listener
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal.agent.errors import RefusedError
-from shoal.agent.limits.tiers import Walls
+from shoal.agent.limits.tiers import ContainerLimits
 from shoal.gpu import mps as control
 from shoal.gpu.errors import GpuError, MpsError, MpsRefusalError, NoMpsDaemonError
 from shoal.gpu.mps import MpsDaemon, MpsHealth, MpsNamespace
@@ -39,9 +39,9 @@ _BACKOFF: Final = Backoff(first=1.0, longest=60.0)
 _DIGEST_BYTES: Final = 8
 
 
-def namespace_of(pod_uid: str, container: str, walls: Walls) -> str:
+def namespace_of(pod_uid: str, container: str, limits: ContainerLimits) -> str:
     """The name of a container's namespace. Other limits have another name: those of clients cannot be changed."""
-    text = "\n".join((pod_uid, container, *map(str, sorted(walls.memory_mib.items())), str(walls.threads)))
+    text = "\n".join((pod_uid, container, *map(str, sorted(limits.memory_mib.items())), str(limits.threads)))
     return f"n_{hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()}"
 
 
@@ -67,7 +67,7 @@ class Mps:
         self._shared_memory = shared_memory
         self._look_seconds = look_seconds
         self._lock = asyncio.Lock()
-        self._wanted: dict[str, Walls] = {}
+        self._wanted: dict[str, ContainerLimits] = {}
         #: Whether all that are wanted are known, so that others can go.
         self._told = False
         #: Why no client can be served; empty while the daemon answers.
@@ -145,7 +145,7 @@ class Mps:
 
     # Containers
 
-    def edits(self, name: str, walls: Walls, cards: Sequence[str]) -> ContainerEdits:
+    def edits(self, name: str, limits: ContainerLimits, cards: Sequence[str]) -> ContainerEdits:
         """What makes a container's programs clients. `cards` are its UUIDs in the order it sees them."""
         pipe = self.daemon.pipe_directory
         if self.namespaces:
@@ -155,25 +155,25 @@ class Mps:
             mounts = [Mount("tmpfs", str(pipe), _EMPTY, type="tmpfs"), Mount(str(place), str(place), _OPTIONS)]
         else:
             mounts = [Mount(str(pipe), str(pipe), _OPTIONS)]
-            memory = {number: walls.memory_mib[uuid] for number, uuid in enumerate(cards) if uuid in walls.memory_mib}
-            env = control.client_environment(pipe, memory_mib=memory, threads=walls.threads, yields=walls.yields)
+            memory = {number: limits.memory_mib[uuid] for number, uuid in enumerate(cards) if uuid in limits.memory_mib}
+            env = control.client_environment(pipe, memory_mib=memory, threads=limits.threads, yields=limits.yields)
         if self._shared_memory is not None:
             mounts.append(Mount(str(self._shared_memory), _SHARED_MEMORY, _OPTIONS))
         return ContainerEdits(env=tuple(f"{key}={value}" for key, value in env.items()), mounts=tuple(mounts))
 
-    async def prepare(self, name: str, walls: Walls) -> None:
+    async def prepare(self, name: str, limits: ContainerLimits) -> None:
         """Have a container's namespace ready. RefusedError while that cannot be."""
         await self._looked.wait()
         if self.fault:
             raise RefusedError(self.fault)
         if not self.namespaces:
             return
-        if len(set(walls.memory_mib.values())) > 1:
+        if len(set(limits.memory_mib.values())) > 1:
             raise RefusedError(
                 "its shares of cards differ, and a namespace of MPS has one limit for all: ask for equal ones"
             )
         async with self._lock:
-            self._wanted[name] = walls
+            self._wanted[name] = limits
             try:
                 failed = await self._make()
                 if name in failed:
@@ -182,7 +182,7 @@ class Mps:
                 self._look_now.set()
                 raise RefusedError(f"its MPS namespace could not be made: {error}") from error
 
-    async def keep_only(self, wanted: Mapping[str, Walls]) -> None:
+    async def keep_only(self, wanted: Mapping[str, ContainerLimits]) -> None:
         """Remove the namespaces of all other containers. One whose clients still run is removed later."""
         if not self.namespaces:
             return
@@ -225,20 +225,20 @@ class Mps:
                 failed[name] = error
         if made:
             present = await self._present()
-        for name, walls in self._wanted.items():
-            if name not in failed and (difference := _difference(present.get(name), walls)):
+        for name, limits in self._wanted.items():
+            if name not in failed and (difference := _difference(present.get(name), limits)):
                 failed[name] = MpsRefusalError(f"{difference}: see the log of the MPS daemon")
         for name in set(made) & set(failed) & set(present):
             # Without its limits it must not be found, and taken for ready, the next time.
             await self.daemon.tell(control.delete_namespace(name, server=SERVER, force=True))
         return failed
 
-    async def _limit(self, name: str, walls: Walls) -> None:
-        memory = _memory(walls)
-        if memory is not None or walls.threads is not None or walls.yields:
+    async def _limit(self, name: str, limits: ContainerLimits) -> None:
+        memory = _memory(limits)
+        if memory is not None or limits.threads is not None or limits.yields:
             await self.daemon.tell(
                 control.set_namespace(
-                    name, server=SERVER, memory_mib=memory, threads=walls.threads, yields=walls.yields
+                    name, server=SERVER, memory_mib=memory, threads=limits.threads, yields=limits.yields
                 )
             )
 
@@ -247,16 +247,16 @@ class Mps:
         return {namespace.name: namespace for namespace in control.parse_namespaces(answer)}
 
 
-def _difference(found: MpsNamespace | None, walls: Walls) -> str:
+def _difference(found: MpsNamespace | None, limits: ContainerLimits) -> str:
     """What is not as wanted of a container's namespace, in words."""
     if found is None:
         return "the MPS daemon was told to make it and has none"
-    return found.difference(memory_mib=_memory(walls), threads=walls.threads)
+    return found.difference(memory_mib=_memory(limits), threads=limits.threads)
 
 
-def _memory(walls: Walls) -> int | None:
+def _memory(limits: ContainerLimits) -> int | None:
     """The one limit of a namespace in MiB: it holds for each card."""
-    return min(walls.memory_mib.values(), default=None)
+    return min(limits.memory_mib.values(), default=None)
 
 
 def set_exclusive(nvml: Nvml, uuids: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""The limits of one node: the tier of each card, what a container gets of it, and the services behind that.
+"""The limits of one node: the tier of each card, the edits of containers, the hook's socket and the MPS daemon.
 
 With protocol 2 of MPS every client can change the limits of all others, or end the daemon. So namespaces opt in to it,
 by a label.
@@ -18,7 +18,7 @@ from shoal.agent.config import AgentConfig
 from shoal.agent.errors import AgentConfigError, RefusedError
 from shoal.agent.limits import ContainerStart, cgroup
 from shoal.agent.limits.mps import Mps, namespace_of, set_exclusive, set_open
-from shoal.agent.limits.tiers import STRENGTH, IsolationSetting, Means, Walls, chosen, walls
+from shoal.agent.limits.tiers import STRENGTH, ContainerLimits, IsolationSetting, Means, chosen, container_limits
 from shoal.agent.node.cards import NodeCards
 from shoal.gpu.errors import GpuError, MpsError
 from shoal.gpu.mps import MpsDaemon
@@ -39,7 +39,7 @@ _BY_MPS: Final = (Isolation.NAMESPACE, Isolation.MPS)
 
 
 class NodeLimits:
-    """Builds the walls of a node. `run` serves what they need until it is cancelled."""
+    """Keeps the containers of a node to their shares. `run` until it is cancelled."""
 
     def __init__(
         self,
@@ -49,26 +49,26 @@ class NodeLimits:
         wanted: IsolationSetting,
         *,
         program: Path,
-        door: Path,
+        socket_path: Path,
         cgroups: Path,
         mps: Mps | None,
         exclusive: bool,
         isolated: Callable[[], bool],
-        may_meet: Callable[[str], bool] = lambda namespace: True,
+        may_share: Callable[[str], bool] = lambda namespace: True,
     ) -> None:
-        """`program` is where the hook is on the host, `door` the socket it asks, `cgroups` the root of cgroups.
+        """`program` is where the hook is on the host, `socket_path` the socket it asks, `cgroups` the root of cgroups.
 
-        `may_meet` says whether the pods of a namespace may be clients of one daemon with those of others.
+        `may_share` says whether pods of a namespace may share an MPS daemon with pods of others.
         """
         self._nvml = nvml
         self._program = program
-        self._door = door
+        self._socket = socket_path
         self._cgroups = cgroups
         self._mps = mps
         self._exclusive = exclusive
         self._isolated = isolated
         self._wanted = wanted
-        self._may_meet = may_meet
+        self._may_share = may_share
         self._tiers = {card.uuid: chosen(card, means, wanted) for card in survey.cards}
         for card in survey.cards:
             tier, problem = self._tiers[card.uuid]
@@ -85,17 +85,17 @@ class NodeLimits:
         return {uuid: self._mps.fault for uuid, (tier, _) in self._tiers.items() if tier in _BY_MPS}
 
     def edits(self, start: ContainerStart) -> ContainerEdits:
-        """What to do to the container. RefusedError if the wall that was asked for cannot be built."""
-        around = walls(start.container, yields=start.yields)
-        if not around:
+        """The edits that limit the container. RefusedError if the tier that was asked for cannot be had."""
+        limits = container_limits(start.container, yields=start.yields)
+        if not limits:
             return ContainerEdits()
-        tier, client = self._kept(start, around) if self._isolated() else (Isolation.NONE, False)
+        tier, client = self._kept(start, limits) if self._isolated() else (Isolation.NONE, False)
         edits = ContainerEdits(env=(f"{shoal.ENV_ISOLATION}={tier.value}",))
-        if tier is Isolation.CGROUP and around.memory_mib:
-            vendors = cgroup.vendor_edits(start.hooks, around.memory_mib)
-            edits += vendors or cgroup.hook_edits(self._program, self._door, around.memory_mib)
+        if tier is Isolation.CGROUP and limits.memory_mib:
+            vendors = cgroup.vendor_edits(start.hooks, limits.memory_mib)
+            edits += vendors or cgroup.hook_edits(self._program, self._socket, limits.memory_mib)
         if self._mps is not None and client:
-            inside = self._inside(tier, around)
+            inside = self._inside(tier, limits)
             name = namespace_of(start.pod_uid, start.container.name, inside)
             edits += self._mps.edits(name, inside, [card.uuid for card in start.cards])
         return edits
@@ -115,7 +115,7 @@ class NodeLimits:
         """Answer hooks, and look after the MPS daemon."""
         async with contextlib.AsyncExitStack() as stack:
             if any(tier is Isolation.CGROUP for tier, _ in self._tiers.values()):
-                await stack.enter_async_context(cgroup.serve(self._nvml, self._door, self._cgroups))
+                await stack.enter_async_context(cgroup.serve(self._nvml, self._socket, self._cgroups))
             if self._mps is None:
                 await asyncio.Event().wait()
                 return
@@ -125,20 +125,20 @@ class NodeLimits:
             await self._mps.run()
 
     def _tier(self, start: ContainerStart) -> Isolation:
-        """The tier of all its cards together: the weakest."""
+        """The weakest tier of the container's cards."""
         found = [self._tiers.get(card.uuid, (Isolation.NONE, "")) for card in start.cards]
         for _, problem in found:
             if problem:
                 raise RefusedError(problem)
         return min((tier for tier, _ in found), key=STRENGTH.__getitem__, default=Isolation.NONE)
 
-    def _kept(self, start: ContainerStart, around: Walls) -> tuple[Isolation, bool]:
-        """What the container is kept by, and whether it is a client of MPS. RefusedError if it may not be as asked."""
+    def _kept(self, start: ContainerStart, limits: ContainerLimits) -> tuple[Isolation, bool]:
+        """The container's tier, and whether it is a client of MPS. RefusedError if it must be one and may not."""
         tier = self._tier(start)
-        client = tier in _BY_MPS or (tier is Isolation.CGROUP and (around.client or around.threads is not None))
-        if self._mps is None or not client or self._mps.namespaces or self._may_meet(start.namespace):
+        client = tier in _BY_MPS or (tier is Isolation.CGROUP and (limits.client or limits.threads is not None))
+        if self._mps is None or not client or self._mps.namespaces or self._may_share(start.namespace):
             return tier, client
-        if around.client or self._wanted is IsolationSetting.MPS:
+        if limits.client or self._wanted is IsolationSetting.MPS:
             raise RefusedError(
                 f"namespace {shown(start.namespace)} has not opted in to MPS, and the node's MPS daemon lets every "
                 f"client change the limits of others: label the namespace {shoal.LABEL_MPS}={shoal.MPS_ALLOW}, or set "
@@ -146,23 +146,23 @@ class NodeLimits:
             )
         return Isolation.NONE if tier is Isolation.MPS else tier, False
 
-    def _inside(self, tier: Isolation, around: Walls) -> Walls:
-        """What MPS has to limit: not the memory where the cgroup does that."""
-        return replace(around, memory_mib={}) if tier is Isolation.CGROUP else around
+    def _inside(self, tier: Isolation, limits: ContainerLimits) -> ContainerLimits:
+        """The limits that MPS has to set: without the memory where the cgroup limits it."""
+        return replace(limits, memory_mib={}) if tier is Isolation.CGROUP else limits
 
-    def _names(self, starts: Iterable[ContainerStart]) -> dict[str, Walls]:
+    def _names(self, starts: Iterable[ContainerStart]) -> dict[str, ContainerLimits]:
         """The namespaces that containers need."""
-        found: dict[str, Walls] = {}
+        found: dict[str, ContainerLimits] = {}
         for start in starts:
-            around = walls(start.container, yields=start.yields)
-            if self._mps is None or not around or not self._isolated():
+            limits = container_limits(start.container, yields=start.yields)
+            if self._mps is None or not limits or not self._isolated():
                 continue
             try:
-                tier, client = self._kept(start, around)
-            except RefusedError:  # it does not start, and is told so when it tries
+                tier, client = self._kept(start, limits)
+            except RefusedError:  # it is refused when it starts
                 continue
             if client:
-                inside = self._inside(tier, around)
+                inside = self._inside(tier, limits)
                 found[namespace_of(start.pod_uid, start.container.name, inside)] = inside
         return found
 
@@ -203,12 +203,12 @@ def build(
         means,
         config.isolation,
         program=program,
-        door=paths.limit_socket,
+        socket_path=paths.limit_socket,
         cgroups=paths.cgroups,
         mps=None if daemon is None else Mps(daemon, changed=changed, starts=config.mps_start, shared_memory=shared),
         exclusive=config.mps_exclusive,
         isolated=isolated,
-        may_meet=opted_in if asks_consent(config, driver) else lambda namespace: True,
+        may_share=opted_in if asks_consent(config, driver) else lambda namespace: True,
     )
 
 
@@ -268,7 +268,7 @@ class MpsConsents:
         )
 
     def given(self, namespace: str) -> bool:
-        """Whether the namespace has opted in. RefusedError while that is not known: a container can wait."""
+        """Whether the namespace has opted in. RefusedError while that is not known: kubelet asks again."""
         if not self.reflector.synced.is_set():
             why = self.reflector.last_error or "no answer yet"
             raise RefusedError(f"which namespaces have opted in to MPS is still being read: {why}")

@@ -1,4 +1,4 @@
-"""Which walls a node can build around the shares of a card, and what a container's shares are. Pure."""
+"""Which tiers of isolation a node has for the shares of a card, and the limits of a container. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STRENGTH: Final = {tier: place for place, tier in enumerate(reversed(Isolation))
 
 
 class IsolationSetting(StrEnum):
-    """What the configuration asks for: the best there is, or one tier and nothing less."""
+    """The setting `isolation`: the best tier that the node has, or one tier and no weaker one."""
 
     AUTO = "auto"
     CGROUP = "cgroup"
@@ -26,7 +26,7 @@ class IsolationSetting(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What the node has."""
+    """What a node has to limit containers with."""
 
     driver: Driver
     #: The host's cgroups are version 2.
@@ -42,7 +42,7 @@ class Means:
 
 
 def hindrances(card: Card, means: Means) -> dict[Isolation, str]:
-    """Why tiers cannot be had on a card; one that is not listed can."""
+    """By tier, why it cannot be had on a card. Tiers that can are not listed."""
     found: dict[Isolation, str] = {}
     if not means.cdi:
         found[Isolation.CGROUP] = "the runtime takes no CDI devices, and so no hooks"
@@ -69,7 +69,7 @@ def hindrances(card: Card, means: Means) -> dict[Isolation, str]:
 
 
 def chosen(card: Card, means: Means, wanted: IsolationSetting) -> tuple[Isolation, str]:
-    """The tier of a card's shares, and what is wrong with it: empty unless another one was asked for."""
+    """The tier of a card's shares, and why it is not the one that was asked for; empty if it is."""
     against = hindrances(card, means)
     if wanted is IsolationSetting.AUTO:
         return next(tier for tier in Isolation if tier not in against), ""
@@ -80,23 +80,23 @@ def chosen(card: Card, means: Means, wanted: IsolationSetting) -> tuple[Isolatio
 
 
 @dataclass(frozen=True, slots=True)
-class Walls:
-    """What a container is to be kept to."""
+class ContainerLimits:
+    """What a container is limited to."""
 
     #: MiB of each card's memory, by UUID, for the cards it has a limited part of.
     memory_mib: Mapping[str, int] = field(default_factory=dict)
     #: Percent of a card's threads; None: all of them.
     threads: int | None = None
-    #: It asks to be a client of MPS.
+    #: It asked for an MPS client.
     client: bool = False
-    #: Its work gives way to that of others.
+    #: Its work gives way to that of others (a negative priority).
     yields: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.memory_mib) or self.threads is not None or self.client
 
 
-def walls(container: ContainerAllocation, *, yields: bool = False) -> Walls:
+def container_limits(container: ContainerAllocation, *, yields: bool = False) -> ContainerLimits:
     """The limits of a container's shares. A whole card has none."""
     shared = [card for card in container.cards if not card.share.exclusive]
     memory = {
@@ -105,4 +105,4 @@ def walls(container: ContainerAllocation, *, yields: bool = False) -> Walls:
         if container.memory_limit_mib or card.share.memory_mib
     }
     compute = {card.share.compute for card in shared if 0 < card.share.compute < 100}
-    return Walls(memory, min(compute, default=None), any(card.share.clients for card in shared), yields)
+    return ContainerLimits(memory, min(compute, default=None), any(card.share.clients for card in shared), yields)

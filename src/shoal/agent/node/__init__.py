@@ -1,1 +1,1 @@
-"""The node as it is: its cards, its object in the API server, its pods and what they hold, its paths and runtime."""
+"""The node: its cards, its object in the API server, its pods, what they hold, and kubelet's record of devices."""

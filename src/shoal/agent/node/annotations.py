@@ -1,7 +1,7 @@
-"""What a pod is told when its containers were created: gpushare's mark of a started one, and what keeps its shares.
+"""Annotations that the agent writes on a pod once its containers were created.
 
-gpushare's is `ALIYUN_COM_GPU_MEM_ASSIGNED`; it and `shoal.dev/isolation` come in one write. A record of its cards that
-somebody has changed is put back.
+`ALIYUN_COM_GPU_MEM_ASSIGNED` is gpushare's sign that the pod has started, `shoal.dev/isolation` tells what keeps it to
+its shares; both come in one write. If somebody changes the record of the pod's cards, the agent restores it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 
 REASON_CHANGED: Final = "GPUDecisionChanged"
 _RETRY_SECONDS: Final = 5.0
-#: Between two times that a pod's record is put back: who changes it again and again makes no more work than this.
+#: The shortest time between two restorations of one pod's record, however often somebody changes it.
 _PUT_BACK_SECONDS: Final = 30.0
 
 
 def due(known: NodePod, isolation: Isolation | None) -> dict[str, str]:
-    """The annotations to set; none while the pod has not started, or when it has them."""
+    """The annotations that the pod lacks; none before its containers were created."""
     if not all(known.begun(name) for name in known.holding.resources if name in known.holding.app_names):
         return {}
     marks = _assigned(known)
@@ -43,7 +43,7 @@ def due(known: NodePod, isolation: Isolation | None) -> dict[str, str]:
 
 
 def _assigned(known: NodePod) -> dict[str, str]:
-    """gpushare's mark; none if the pod has it or is none of gpushare's."""
+    """gpushare's sign of a started pod; nothing if the pod has it or was not placed with gpushare's annotations."""
     annotations = known.pod.metadata.annotations
     try:
         state = gpushare.decode_state(annotations)
@@ -59,7 +59,7 @@ def _assigned(known: NodePod) -> dict[str, str]:
 
 
 class PodAnnotations:
-    """Sets marks, each once. `run` until it is cancelled."""
+    """Writes the annotations of the node's pods. `run` until it is cancelled."""
 
     def __init__(
         self,
@@ -71,14 +71,14 @@ class PodAnnotations:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`isolation` tells by its UID what keeps a pod to its shares, `record` what its record of cards should be."""
+        """`isolation` gives the tier of a pod's UID; `record` the annotations to restore, empty if none was changed."""
         self._client = client
         self._pods = pods
         self._recorder = recorder
         self._isolation = isolation
         self._record = record
         self._clock = clock
-        #: By UID, when a record was put back last.
+        #: By UID, when a pod's record was restored last.
         self._put_back: dict[str, float] = {}
         #: By UID, what was written last.
         self._set: dict[str, dict[str, str]] = {}
@@ -86,12 +86,12 @@ class PodAnnotations:
         self._wake = asyncio.Event()
 
     def note(self, pods: Iterable[str]) -> None:
-        """Something has changed about these pods, by UID."""
+        """Look at these pods, by UID, at the next turn: they have changed."""
         self._noted.update(pods)
         self._wake.set()
 
     async def run(self) -> None:
-        """Set the marks that are due on pods that were noted. What fails is tried again."""
+        """Write the annotations that noted pods lack. What fails is tried again."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -102,7 +102,7 @@ class PodAnnotations:
                 self.note(failed)
 
     async def _settle(self, uid: str) -> bool:
-        """Whether the pod has its marks."""
+        """Whether the pod has all its annotations now; False to try again."""
         known = self._pods.get(uid)
         if known is None or known.over:
             self._set.pop(uid, None)
@@ -125,7 +125,7 @@ class PodAnnotations:
             return False
 
     async def _keep_record(self, known: NodePod) -> bool:
-        """Whether the pod's record tells what it has been given; one that was changed is put back, not too often."""
+        """Whether the pod's record tells what the pod was given. A changed one is restored, not too often."""
         record = self._record(known)
         if not record:
             return True

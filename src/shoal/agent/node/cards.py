@@ -1,4 +1,4 @@
-"""The node's cards from its driver: waits for one that is not there yet, and says so."""
+"""The node's cards, from its driver. While the driver or its cards are missing the agent waits, and says so."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class NodeCards:
         self._open = open_driver
         self._nvml: Nvml | None = None
         self.survey = Survey()
-        #: What is waited for, in words; empty once there are cards.
+        #: What the agent waits for, in words; empty once there are cards.
         self.waiting = "still asking the driver for cards"
 
     @property
     def driver(self) -> Nvml:
-        """The open driver; there is one once there are cards."""
+        """The open driver. Use it only once there are cards."""
         assert self._nvml is not None
         return self._nvml
 

@@ -1,8 +1,9 @@
 """Whether containers of a pod still run on this node, by its cgroups.
 
 The API server shows what was written to it: a pod that is deleted by force is gone there at once, and its status can be
-written by others than kubelet. A cgroup with processes in it is the node's own witness. Both versions and both ways
-of naming are known (`…/pod<uid>`, and systemd's `…-pod<uid with underscores>.slice`), wherever kubelet's tree begins.
+written by others than kubelet. A cgroup with processes in it is evidence from the node itself. Both versions of cgroups
+are known, and both ways of naming (`…/pod<uid>`, and systemd's `…-pod<uid with underscores>.slice`), wherever kubelet's
+tree begins.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 
 #: How far below the root pods are looked for: kubelet's own root, its tree, the class, and some for nested nodes.
 _DEPTH: Final = 7
-#: Of version 1 one hierarchy tells enough; the first that is there is asked.
+#: The hierarchies of version 1: the first one that exists is enough.
 _HIERARCHIES: Final = ("pids", "memory", "cpu", "cpuacct", "devices")
 _PROCESSES: Final = "cgroup.procs"
 
@@ -24,11 +25,11 @@ class PodCgroups:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        #: Where pods have been found: looked into first.
+        #: Folders in which pods were found before; they are searched first.
         self._places: set[Path] = set()
 
     def runs(self, uid: str) -> bool:
-        """Whether a pod has processes here. Where no cgroups can be seen, none has: others tell when it ends."""
+        """Whether a pod has processes on the node. False where no cgroups can be seen."""
         return any(map(_is_populated, self._of(uid)))
 
     def _of(self, uid: str) -> Iterator[Path]:
@@ -49,7 +50,7 @@ class PodCgroups:
 
 
 def _below(folder: Path, names: tuple[str, ...], depth: int) -> Iterator[Path]:
-    """The folders with such an end of their name; what is inside of one is not looked at."""
+    """The folders whose names end so, without those inside of another."""
     for path in _folders(folder):
         if path.name.endswith(names):
             yield path
@@ -61,7 +62,7 @@ def _folders(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
             return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:  # it went meanwhile, or is none
+    except OSError:  # it was removed meanwhile, or is no folder
         return []
 
 
@@ -70,6 +71,6 @@ def _is_populated(folder: Path) -> bool:
     try:
         if (folder / _PROCESSES).read_bytes().strip():
             return True
-    except OSError:  # it went meanwhile; or of version 2 and threaded, where those below tell
+    except OSError:  # removed meanwhile, or a threaded cgroup of version 2: those below tell
         pass
     return any(map(_is_populated, _folders(folder)))

@@ -1,8 +1,8 @@
-"""kubelet's own record of devices: which container has which, and what the plugin answered when it got them.
+"""kubelet's own record of devices (its checkpoint file): which container has which, with the plugin's answer to it.
 
-It is the one place that knows init containers, and that tells two containers with the same devices apart: each has the
-answer of its own Allocate call. kubelet writes it before a pod is admitted and replaces it whole. The format is
-kubelet's, the same since 1.20.
+Only this record lists init containers, and tells two containers with the same devices apart: each has the answer of
+its own Allocate call. kubelet writes it before a pod is admitted and replaces the whole file. The format is kubelet's,
+the same since 1.20.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class DeviceRecord:
     resource: str
     ids: frozenset[str]
     answer: str = ""
-    #: What the answer is in other words, once somebody asked.
+    #: The decoded answer, once it was asked for.
     _response: list[api.ContainerAllocateResponse] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def response(self) -> api.ContainerAllocateResponse:
-        """What the plugin answered. It is not to be changed."""
+        """What the plugin answered. Do not change it."""
         if not self._response:
             try:
                 raw = base64.b64decode(self.answer, validate=True)
@@ -66,7 +66,7 @@ class _File(msgspec.Struct, frozen=True):
     Data: _Data
 
 
-#: What tells a record from every other; its answer does so for those of one container.
+#: Identifies a record. The answer tells several records of one container apart.
 _Key = tuple[str, str, str, str]
 
 
@@ -99,7 +99,7 @@ class KubeletCheckpoint:
     """The file of one node. It is read again only when kubelet has replaced it."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        #: Another one whenever the file was.
+        #: Counts the versions of the file that were read.
         self.version = 0
         self._path = path
         self._clock = clock
@@ -128,7 +128,7 @@ class KubeletCheckpoint:
         return self._records
 
     def _take(self, records: Iterable[DeviceRecord], seen: tuple[int, int, int] | None) -> None:
-        """What the file says now. Records that were there before stay the same objects, with what is known of them."""
+        """Take over the file's content. Unchanged records stay the same objects, with the time they were first seen."""
         now = self._clock()
         before, self._since, self._by_pod = self._since, {}, {}
         for fresh in records:
@@ -146,11 +146,11 @@ class KubeletCheckpoint:
         return self._by_pod.get(pod_uid, ())
 
     def since(self, record: DeviceRecord) -> float:
-        """When a record that is there now was seen first."""
+        """When a present record was first seen."""
         return self._since[_key(record)][0]
 
     def in_use(self, pods: Container[str]) -> dict[str, frozenset[str]]:
-        """The devices that these pods, by UID, have, by resource. kubelet forgets pods that are gone when it must."""
+        """By resource, the devices of the pods with these UIDs. kubelet keeps records of pods that are gone."""
         found: dict[str, set[str]] = {}
         for record in self.records():
             if record.pod_uid in pods:
@@ -159,7 +159,7 @@ class KubeletCheckpoint:
 
 
 def holders(records: Iterable[DeviceRecord], resource: str, ids: frozenset[str]) -> tuple[DeviceRecord, ...]:
-    """The containers with just these devices: one, or several of one pod that run one after another.
+    """The containers with exactly these devices: one, or several of one pod that run one after another.
 
     Raises IdentityError when there is none.
     """

@@ -1,8 +1,8 @@
-"""What containers of this node have been given, one file for each pod: the agent's own memory of it.
+"""The cards that containers of this node were given: one file for each pod, the agent's own memory.
 
-Annotations tell what was decided and can be changed by others; this is what became of it. A file is written before the
-first container of its pod may start, and removed when the pod has left its cards. The folder is on a file system that a
-restart of the machine empties, as that ends the containers.
+A pod's annotations tell what was decided, and others can change them; these files tell what was given. A file is
+written before the first container of its pod may start, and removed when the pod has left its cards. The folder lies on
+a file system that a restart of the machine empties: that ends the containers too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class GivenFiles:
         self._folder = folder
 
     def write(self, given: Given) -> None:
-        """Remember, whole or not at all. RefusedError if that cannot be."""
+        """Write a pod's file. RefusedError if that fails."""
         file = _File(1, given.uid, given.namespace, given.name, shoal.encode_allocation(given.allocation))
         try:
             write_whole(self._path(given.uid), msgspec.json.encode(file))
@@ -64,12 +64,12 @@ class GivenFiles:
             ) from error
 
     def remove(self, uid: str) -> None:
-        """Forget a pod; one that was never remembered is no error."""
+        """Remove a pod's file, if there is one."""
         with contextlib.suppress(FileNotFoundError):
             self._path(uid).unlink()
 
     def read(self) -> list[Given]:
-        """All that is remembered. What cannot be read, or is half written, is removed: the pod's record counts."""
+        """The content of all files. One that cannot be read is removed: then the pod's annotations count."""
         found = []
         for path in self._files():
             try:
@@ -83,7 +83,7 @@ class GivenFiles:
         return found
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all files."""
         for path in self._files():
             path.unlink(missing_ok=True)
 

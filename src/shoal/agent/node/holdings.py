@@ -1,8 +1,7 @@
 """What the pods of a node hold of its cards, read from their specs and annotations, and the sums over them. Pure.
 
-A pod holds its cards from the moment it is bound until it is over; one that is being deleted still holds them. What its
-containers have been given counts more than what is written on it. The change of a pod changes the sums by that pod
-alone.
+A pod holds its cards from its binding until it is over; a pod that is being deleted still holds them. What its
+containers were given counts more than its annotations. When a pod changes, the sums change by that pod alone.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ RESOURCES: Final = (gpushare.RESOURCE_MEMORY, keti.RESOURCE_MPS, nvidia.RESOURCE
 
 @dataclass(frozen=True, slots=True)
 class PodHolding:
-    """One pod. Without an allocation nobody has placed it, or `problem` says why its record cannot be used."""
+    """What one pod holds. Without an allocation it was not placed, or `problem` says why its record does not count."""
 
     request: Request
     allocation: Allocation | None = None
     problem: str = ""
-    #: By container, the resource by which it asks for cards. One that asks for compute alone has none.
+    #: By container, the resource by which it asks for cards. Containers that ask for compute alone are not listed.
     resources: Mapping[str, str] = field(default_factory=dict)
-    #: By container, how many units of that.
+    #: By container, how many units of that resource.
     counts: Mapping[str, int] = field(default_factory=dict)
     app_names: tuple[str, ...] = ()
-    #: The containers that ask for replicas, and the cut of those they have. Their number stands in the request, and
-    #: no share: that is another one on each card.
+    #: The containers that ask for replicas, and how their cards are cut. The request holds their number and no share,
+    #: since a replica's share differs from card to card.
     sliced: frozenset[str] = frozenset()
     cut: Cut | None = None
-    #: What `held` has answered: each count of a node's devices asks every pod again.
+    #: Answers of `held`, kept because every count of the node's devices asks for them.
     _held: dict[str | None, dict[str, Share]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def entry(self, container: str) -> ContainerAllocation | None:
@@ -53,7 +52,7 @@ class PodHolding:
         return next((one for one in found if one.name == container), None)
 
     def held(self, resource: str | None = None) -> dict[str, Share]:
-        """What the pod holds of each card at most at one time, by UUID; by one resource only if that is named."""
+        """The most that the pod holds of each card at one time, by UUID; only what `resource` asked for, if given."""
         if resource not in self._held:
             self._held[resource] = self._peak(resource)
         return self._held[resource]
@@ -75,9 +74,9 @@ def holding_of(
     slicing: Slicing | None = None,
     decided: Allocation | None = None,
 ) -> PodHolding:
-    """What a pod on the node holds, by what is written on it, or by what was `decided` before.
+    """What a pod on the node holds: by its annotations, or by an allocation that was `decided` before.
 
-    `slicing` is how cards are cut now. Replicas of another cut that were given to nobody are chosen again.
+    `slicing` is how cards are cut now. Replicas of another cut that no container was given yet are chosen again.
     """
     parts = pod_parts(pod)
     try:
@@ -136,7 +135,7 @@ def _asked(container: PodContainer) -> tuple[str, int] | None:
 
 
 def _replicas_in(allocation: Allocation, resources: Mapping[str, str]) -> set[str]:
-    """The containers that an allocation with a cut gives replicas."""
+    """The containers to which an allocation with a cut gives replicas."""
     return {
         entry.name
         for entry in allocation.containers
@@ -156,11 +155,11 @@ def _with_replicas(
 
 
 def given_holding(pod: PodStruct, allocation: Allocation) -> PodHolding:
-    """What a pod holds whose containers have been given this, whatever is written on it."""
+    """What a pod holds whose containers were given this allocation; its annotations do not count."""
     parts = pod_parts(pod)
     try:
         asked = {one.name: found for one in parts.containers if (found := _asked(one)) is not None}
-    except RequestError:  # it was read when its containers were given their cards, and has its cards
+    except RequestError:  # its containers have their cards all the same
         return PodHolding(Request(), allocation)
     resources = {name: resource for name, (resource, _) in asked.items()}
     cut = replicas.read_label(allocation.policy)
@@ -184,7 +183,7 @@ def mismatch(
     sliced: Collection[str] = (),
     whole: bool = True,
 ) -> str:
-    """Why an allocation is not one of this pod on this node; empty if it is.
+    """Why an allocation cannot be this pod's on this node; empty if it can.
 
     `shoal.model.bound` says the same of pods without replicas.
     """
@@ -216,7 +215,7 @@ def _replica_mismatch(wanted: ContainerRequest, entry: ContainerAllocation, card
 
 
 def used(holdings: Iterable[PodHolding], resource: str | None = None) -> dict[str, Share]:
-    """What all these pods hold of each card, by UUID; by one resource only if that is named."""
+    """What these pods together hold of each card, by UUID; only what `resource` asked for, if given."""
     total: dict[str, Share] = {}
     for holding in holdings:
         for uuid, share in holding.held(resource).items():
@@ -233,9 +232,9 @@ class _Sum:
     clients: int = 0
     #: How many pods have the card as a whole.
     whole: int = 0
-    #: The memory that was asked for; of a card given as a whole, too.
+    #: The memory that was asked for, including that of whole cards.
     asked_mib: int = 0
-    #: Replicas: how often each share of each cut.
+    #: How often each share of each cut is held as replicas.
     cuts: Counter[tuple[Cut, Share]] = field(default_factory=Counter)
 
     def add(self, holding: PodHolding, share: Share, sign: int) -> None:
@@ -258,7 +257,7 @@ class HeldTotals:
     """The sums over some pods, each known by its UID."""
 
     def __init__(self) -> None:
-        #: Another one after every change.
+        #: Counts the changes.
         self.version = 0
         self._holdings: dict[str, PodHolding] = {}
         #: By resource and the card's UUID.
@@ -273,7 +272,7 @@ class HeldTotals:
         return totals
 
     def put(self, uid: str, holding: PodHolding | None) -> None:
-        """A pod holds this from now on; None for nothing."""
+        """Set what a pod holds from now on; None removes it."""
         before = self._holdings.get(uid)
         if holding is before or holding == before:
             return
@@ -301,18 +300,18 @@ class HeldTotals:
         return NO_SHARE if found is None else found.share()
 
     def units(self, resource: str, gpu: Gpu) -> int:
-        """How many cards or replicas pods have of a card by a resource whose units are those."""
+        """How many units pods hold of a card by a resource that counts cards or replicas."""
         found = self._sums.get((resource, gpu.uuid))
         return 0 if found is None else found.units(gpu)
 
     def asked_mib(self, uuid: str) -> int:
-        """The memory of a card that containers asked for by the memory resource; of a whole card, too."""
+        """The memory of a card that containers asked for by `aliyun.com/gpu-mem`, including whole cards."""
         found = self._sums.get((gpushare.RESOURCE_MEMORY, uuid))
         return 0 if found is None else found.asked_mib
 
 
 def _asked_of_whole(holding: PodHolding) -> Iterable[tuple[str, int]]:
-    """What containers that have a card as a whole asked for by the memory resource."""
+    """By card, the memory asked for by containers that got the whole card."""
     for entry in () if holding.allocation is None else holding.allocation.containers:
         if holding.resources.get(entry.name) == gpushare.RESOURCE_MEMORY:
             for card in entry.cards:

@@ -1,4 +1,4 @@
-"""This node's own object: publishes the cards and totals in it, and puts them back when somebody takes them away."""
+"""The node's own object: the agent publishes cards and totals in it, and restores them when somebody removes them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BACKOFF: Final = Backoff(first=0.5, longest=30.0)
 
 
 class NodeObject:
-    """The Node of one name. `run` writes what was asked for until cancelled."""
+    """The Node object of one name. `run` writes what was published until it is cancelled."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class NodeObject:
         isolation_changed: Callable[[], None] = lambda: None,
         labels_changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`isolation_changed` is called when the node's label begins or ceases to switch limits off."""
+        """`isolation_changed` is called when the label that switches limits off comes or goes."""
         self.name = name
         self._isolation_changed = isolation_changed
         self._labels_changed = labels_changed
@@ -56,7 +56,7 @@ class NodeObject:
 
     @property
     def isolated(self) -> bool:
-        """Whether containers are to keep to their share by themselves; a label can say otherwise."""
+        """Whether containers are limited to their shares; label `cgpu.disable.isolation` switches that off."""
         node = self.node
         return node is None or node.metadata.labels.get(gpushare.LABEL_NO_ISOLATION) != "true"
 
@@ -67,9 +67,9 @@ class NodeObject:
         return {} if node is None else node.metadata.labels
 
     def publish(self, annotations: Mapping[str, str | None], resources: Mapping[str, tuple[int, int] | None]) -> None:
-        """How the node shall be: annotations, and capacity and allocatable of resources; None takes one away.
+        """Set annotations, and capacity and allocatable of resources; None removes one.
 
-        What was asked for before and is not named now stays.
+        Earlier values that are not named now stay.
         """
         shall = {**self._annotations, **annotations}, {**self._resources, **resources}
         if shall != (self._annotations, self._resources):
@@ -88,11 +88,11 @@ class NodeObject:
         self._wake.set()
 
     async def wait_registered(self) -> None:
-        """Return when kubelet has registered the node: what it can do is known only then."""
+        """Return when kubelet has registered the node: its version is known only then."""
         await self._there.wait()
 
     async def run(self) -> None:
-        """Write whatever differs."""
+        """Write what differs, whenever that changes, until cancelled."""
         pause = _BACKOFF.first
         while True:
             await self._wake.wait()
@@ -107,7 +107,7 @@ class NodeObject:
                 self._wake.set()
 
     async def settle(self) -> None:
-        """Make the node as it shall be, once."""
+        """Write what differs, once."""
         node = self.node
         if node is None:
             return
@@ -132,4 +132,4 @@ def _same(present: str | int | float | None, wanted: int | None) -> bool:
     try:
         return quantity.parse(present) == wanted
     except QuantityError:
-        return False  # whatever it is, it is written anew
+        return False  # not a number: it is overwritten

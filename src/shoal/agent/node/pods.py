@@ -1,8 +1,8 @@
-"""The pods of this node: one watch of them alone, and what each holds of the cards.
+"""The pods of this node, from a watch of them alone, and what each holds of the cards.
 
-What a pod's record says counts as it was when it was first believed, and from the moment a container is given its cards
-what was given does: a later change of the record has no effect here. A pod that was given cards holds them until the
-API server says that it is over and no container of it runs; whoever may write its status can say the first.
+A pod's record counts as the agent first accepted it; once a container was given its cards, those count. A later change
+of the record has no effect here. A pod that was given cards holds them until the API server says that it is over and
+none of its containers runs: its status alone is not enough, since others than kubelet may write it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NodePod:
 
     pod: Pod
     holding: PodHolding
-    #: Its containers have been given their cards.
+    #: Its containers were given their cards.
     given: bool = False
     #: No container of it runs or will run.
     over: bool = False
@@ -51,7 +51,7 @@ class NodePod:
 
     @property
     def counts(self) -> bool:
-        """Whether its allocation takes room: one that is not the pod's own does not."""
+        """Whether its allocation is counted on the cards: not if the pod is over or its record cannot be used."""
         return not self.over and not self.holding.problem
 
     def begun(self, container: str) -> bool:
@@ -69,7 +69,7 @@ class NodePod:
 
 @dataclass(slots=True)
 class PodChanges:
-    """What has changed: pods by UID, those of them that came, ended or hold something else, or all there is."""
+    """What has changed: pods by UID; those whose holding changed, came or ended; or everything on the node."""
 
     pods: set[str] = field(default_factory=set)
     holders: set[str] = field(default_factory=set)
@@ -78,7 +78,7 @@ class PodChanges:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """A pod that is over by the API server: in which version, and whether it is gone there."""
+    """A pod that is over by the API server: its resource version then, and whether the object is deleted."""
 
     version: int
     gone: bool = False
@@ -87,7 +87,7 @@ class _Ending:
 class NodePods:
     """All pods bound to the node. `changed` is called after each change, and `news` tells which.
 
-    `runs` says of a pod, by its UID, whether containers of it run: the node's own witness.
+    `runs` says whether containers of the pod with a UID run, by what the node itself shows.
     """
 
     def __init__(
@@ -107,26 +107,26 @@ class NodePods:
         self._files = files
         self._runs = runs
         self._changed = changed
-        #: What those hold that count.
+        #: The sums over the pods that count.
         self.totals = HeldTotals()
         self._known: dict[str, NodePod] = {}
         #: By card, the UIDs of the pods that are not over and have it in their allocation.
         self._on_card: dict[str, set[str]] = {}
         self._news = PodChanges()
-        #: Decisions of the agent's own that the watch has not shown yet.
+        #: By UID, decisions of the agent that the watch has not shown yet.
         self._assumed: dict[str, Allocation] = {}
-        #: What was first believed of pods that have been given nothing yet.
+        #: By UID, the first accepted record of pods that were given nothing yet.
         self._first: dict[str, Allocation] = {}
-        #: What pods have been given.
+        #: By UID, what pods were given.
         self._given: dict[str, Allocation] = {}
-        #: Those of them that are over by the API server.
+        #: By UID, pods that are over by the API server and may still run.
         self._ending: dict[str, _Ending] = {}
-        #: Set when containers run of a pod that is over by the API server.
+        #: Set while containers of such a pod run.
         self.ending = asyncio.Event()
         self._lists = 0
         self._held: dict[str, tuple[CardShare, ...]] = {}
         self._as_of = 0
-        #: Another one whenever `held` is.
+        #: Counts the changes of `held`.
         self.held_version = 0
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self.reflector: Reflector[Pod] = Reflector(
@@ -156,7 +156,7 @@ class NodePods:
         return news
 
     def not_done(self, news: PodChanges) -> None:
-        """News that could not be acted on: they are told again with the next ones."""
+        """Changes that could not be acted on: `news` returns them again."""
         self._news.pods |= news.pods
         self._news.holders |= news.holders
         self._news.everything |= news.everything
@@ -196,7 +196,7 @@ class NodePods:
     # What was given
 
     def give(self, known: NodePod) -> None:
-        """The pod's containers get the cards of its allocation. RefusedError if that cannot be remembered."""
+        """Note that the pod's containers get the cards of its allocation. RefusedError if no file can be written."""
         allocation = known.holding.allocation
         if allocation is None or self._given.get(known.uid) == allocation:
             return
@@ -205,14 +205,14 @@ class NodePods:
         self._take(known.pod)
 
     def take_back(self, uid: str) -> None:
-        """No container of the pod may start with what it was given."""
+        """Undo `give`: no container of the pod may start with its cards."""
         known = self._known.get(uid)
         self._unset_given(uid)
         if known is not None:
             self._take(known.pod)
 
     def recall(self) -> None:
-        """Know what was given before this process began. Pods that are gone and of which nothing runs are forgotten."""
+        """Read what was given before this process began. Deleted pods of which nothing runs are forgotten."""
         for given in self._files.read():
             if given.allocation.node != self.node.name:
                 self._files.remove(given.uid)
@@ -228,13 +228,13 @@ class NodePods:
         self._changed()
 
     def held(self) -> Held:
-        """What the node's containers have been given, for schedulers."""
+        """What the node's containers were given, as it is published for schedulers."""
         return Held(dict(self._held), self._as_of)
 
     def look_for_ends(self) -> None:
-        """Let go of pods that are over and of which no container runs any more."""
+        """Let go of pods that are over once none of their containers runs."""
         if self._lists != self.reflector.counters.lists:
-            # Of pods that came and went between two lists no watch has told.
+            # The watch did not tell of pods that came and went before the list.
             self._lists = self.reflector.counters.lists
             self._look_at(self.reflector.resource_version)
             self._changed()
@@ -255,7 +255,7 @@ class NodePods:
         self._ending.pop(uid, None)
 
     def _end(self, pod: Pod, version: int, *, gone: bool) -> None:
-        """The pod is over by the API server: it holds its cards and devices while anything of it runs."""
+        """The pod is over by the API server. It holds its cards and devices while any container of it runs."""
         uid = pod.metadata.uid
         before = self._ending.get(uid, _Ending(0))
         self._ending[uid] = _Ending(max(version, before.version), gone or before.gone)
@@ -276,7 +276,7 @@ class NodePods:
         self._put(uid, None if end.gone else replace(known, given=False, over=True))
 
     def _look_at(self, version: str) -> None:
-        """Pods are known as they were in a version of the API server's."""
+        """Note that the pods are known as of this resource version."""
         if version.isascii() and version.isdigit() and int(version) > self._as_of:
             self._as_of = int(version)
             self.held_version += 1
@@ -287,7 +287,7 @@ class NodePods:
     # What is written
 
     def assume(self, uid: str, allocation: Allocation | None) -> None:
-        """Count a decision that is on its way to the API server; None takes it back."""
+        """Count a decision that is being written to the API server; None takes it back."""
         known = self._known.get(uid)
         if allocation is None or known is None:
             self._assumed.pop(uid, None)
@@ -297,7 +297,7 @@ class NodePods:
             self._take(known.pod)
 
     def written(self, pod: Pod) -> None:
-        """The API server's answer to a write of the agent's own: it counts before the watch tells of it."""
+        """Take over the API server's answer to a write of the agent, ahead of the watch."""
         assumed = self._assumed.pop(pod.metadata.uid, None)
         if assumed is not None and pod.metadata.uid in self._given:
             self._files.write(Given(pod.metadata.uid, pod.metadata.namespace, pod.metadata.name, assumed))
@@ -328,7 +328,7 @@ class NodePods:
         return all(version.isdigit() for version in versions) and int(versions[0]) < int(versions[1])
 
     def _take(self, pod: Pod, *, again: bool = True) -> None:
-        """Know a pod as it is now. What it holds is read `again`, or when what says so has changed."""
+        """Take over a version of a pod. What it holds is read anew if `again`, or if the pod says otherwise now."""
         uid = pod.metadata.uid
         known = self._known.get(uid)
         if pod.status.phase not in kubernetes.FINISHED_PHASES:
@@ -364,7 +364,7 @@ class NodePods:
         return holding
 
     def _put(self, uid: str, known: NodePod | None) -> None:
-        """Know this of a pod from now on, and count what it holds."""
+        """Store what is known of a pod, and count what it holds."""
         before = self._known.get(uid)
         if known is None:
             self._known.pop(uid, None)
@@ -382,10 +382,10 @@ class NodePods:
             self._news.holders.add(uid)
 
     def _show(self, uid: str, known: NodePod | None) -> None:
-        """What a pod has been given is to be shown, or no more."""
+        """Update what `held` tells of a pod."""
         cards: tuple[CardShare, ...] | None = None
         if known is not None and uid in self._ending and not known.given and not known.over and known.holding.resources:
-            cards = ()  # it has kubelet's devices still, and no card
+            cards = ()  # kubelet has not released its devices, and it was given no card
         elif known is not None and known.given:
             names = {gpu.uuid: gpu.index for gpu in self.node.gpus}
             held = known.holding.held()
@@ -403,7 +403,7 @@ def _number(version: str) -> int:
 
 
 def _same(before: Pod, pod: Pod) -> bool:
-    """Whether two versions of a pod hold the same."""
+    """Whether two versions of a pod must hold the same."""
     metas = (before.metadata, pod.metadata)
     return (
         before.spec == pod.spec and metas[0].annotations == metas[1].annotations and metas[0].labels == metas[1].labels

@@ -1,7 +1,7 @@
 """The configuration of NVIDIA's device plugin (`version: v1`), so that a node's existing one can be kept.
 
-`parse` is pure: text in, plain data out. What the plugin or the agent reads and ignores is kept as a warning, what
-cannot be done is an error that says so. What is served by it is in `replicas` and `partitions`.
+`parse` is pure: text in, plain data out. What the plugin or the agent ignores becomes a
+warning, what cannot be done an error. `replicas` and `partitions` have what is served by it.
 
 `ConfigSource` is where the text comes from: nowhere, a file, or a ConfigMap. Of a ConfigMap the node's label
 `nvidia.com/device-plugin.config` names the key, as for NVIDIA's config manager. Changes of the file, the map and the
@@ -87,7 +87,7 @@ class _File(_Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How a card is counted several times under one resource."""
+    """How the cards of one resource are shared: each counts as several replicas."""
 
     #: `time-slicing` or `mps`.
     strategy: str
@@ -105,26 +105,26 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class NvidiaConfig:
-    """What the file says that matters here."""
+    """What the agent uses of the file."""
 
     sharing: tuple[Sharing, ...] = ()
     mig_strategy: str = nvidia.MIG_STRATEGIES[0]
     #: Replicas go to the fullest card, not to the emptiest.
     packed: bool = False
-    #: What the file says and nobody does, in words.
+    #: Settings of the file that have no effect, in words.
     warnings: tuple[str, ...] = field(default=())
 
     def shared(self, resource: str) -> Sharing | None:
-        """How a resource is shared, by its name in the file."""
+        """How a resource is shared; None if it is not. `resource` is its name in the file."""
         return next((one for one in self.sharing if one.resource == resource), None)
 
     def served(self, name: str) -> Sharing | None:
-        """What is shared under a name that kubelet counts."""
+        """How the resource is shared that kubelet counts under a name; None if it is not."""
         return next((one for one in self.sharing if one.served_as == name), None)
 
 
 def parse(text: str, *, where: str = "the configuration of the device plugin") -> NvidiaConfig:
-    """The configuration in a file's text. `where` begins the message of a ConfigError."""
+    """The configuration in a file's text. `where` begins the message of an AgentConfigError."""
     if len(text) > MAX_BYTES:
         raise AgentConfigError(f"{where} has more than {MAX_BYTES} characters: is it the right file?")
     try:
@@ -243,7 +243,7 @@ class ConfigSource:
         last: NvidiaConfig | None,
         changed: Callable[[], None],
     ) -> None:
-        """`last` is the last good one of an earlier run."""
+        """`last` is the last good configuration before a reload."""
         self._file = Path(config.nvidia_config) if config.nvidia_config else None
         self._map = config.nvidia_config_map
         self._default = config.nvidia_config_default
@@ -255,7 +255,7 @@ class ConfigSource:
         self._complaint = ""
         self._looked = asyncio.Event()
         self.current: NvidiaConfig | None = last if self._file or self._map else NvidiaConfig()
-        #: Why what should be in force is not, in words.
+        #: Why the source's configuration is not in force, in words.
         self.problem = f"still reading ConfigMap {self._map}" if self._map else ""
         namespace, _, name = self._map.partition("/")
         self._reflector: Reflector[ConfigMap] = Reflector(
@@ -282,13 +282,13 @@ class ConfigSource:
             await asyncio.Event().wait()
 
     async def wait_looked(self) -> None:
-        """Return when the source was read, good or not. An API server that does not answer is not waited for long."""
+        """Return when the source was read, good or not, or after a few seconds without an answer."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WAIT_SECONDS):
                 await self._looked.wait()
 
     def look(self) -> None:
-        """Take what the source says now, once it can be known."""
+        """Read the source and take its configuration, if it can be read now."""
         if self._map and not self._reflector.synced.is_set():
             return
         try:
@@ -309,7 +309,7 @@ class ConfigSource:
         return f"ConfigMap {self._map}" if self._map else str(self._file)
 
     def _read(self) -> str | None:
-        """The text of the configuration; None if there is to be none."""
+        """The text of the configuration; None if none is configured."""
         if self._file is not None:
             try:
                 with self._file.open("rb") as file:
@@ -350,7 +350,7 @@ class ConfigSource:
             self._tell("Warning", REFUSED, f"{problem}: {kept}")
 
     def complain(self, problem: str) -> None:
-        """Tell, once, that the configuration is good and the node's cards do not go with it; nothing if they do."""
+        """Tell, once, why the node's cards do not fit a good configuration; an empty `problem` if they do."""
         if problem != self._complaint and problem:
             log.warning("%s: %s", self._where, problem)
             self._tell("Warning", REFUSED, f"{self._where}: {problem}")

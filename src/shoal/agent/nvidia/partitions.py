@@ -29,7 +29,7 @@ _NONE, _SINGLE, _MIXED = nvidia.MIG_STRATEGIES
 
 @dataclass(frozen=True, slots=True)
 class MigPartition:
-    """A partition with its card, and its place among the partitions of that."""
+    """A MIG partition with its card, and its place among the partitions of the card."""
 
     gpu: Gpu
     place: int
@@ -45,7 +45,7 @@ def all_of(gpus: Iterable[Gpu]) -> Iterator[MigPartition]:
 
 
 def served(gpus: Sequence[Gpu], config: NvidiaConfig) -> tuple[dict[str, list[MigPartition]], str]:
-    """The partitions by the resource that counts them, and what keeps some from being served, in words."""
+    """The partitions by the resource that counts them, and why some are not served, in words."""
     found: dict[str, list[MigPartition]] = {}
     if config.mig_strategy == _SINGLE and any(gpu.mig for gpu in gpus):
         every = list(all_of(gpus))
@@ -86,7 +86,7 @@ def named_by(ids: Iterable[str]) -> bool:
 
 
 def chosen(ids: Iterable[str], node: NodeGpus) -> list[MigPartition]:
-    """The partitions that device IDs name, each once. RefusedError if one is not there or not healthy."""
+    """The partitions that device IDs name, each once. RefusedError if one is missing or unhealthy."""
     known: Mapping[str, MigPartition] = {one.instance.uuid: one for one in all_of(node.gpus)}
     found: dict[str, MigPartition] = {}
     for one in sorted(ids):
@@ -102,7 +102,7 @@ def chosen(ids: Iterable[str], node: NodeGpus) -> list[MigPartition]:
 
 
 class PartitionStarts:
-    """Answers for the partitions of one node."""
+    """What containers with partitions get, at Allocate and at PreStartContainer."""
 
     def __init__(self, pods: NodePods, specs: CdiSpecs, *, unit: MemoryUnit, by_mounts: bool) -> None:
         self._pods = pods
@@ -116,7 +116,7 @@ class PartitionStarts:
         return answer_with(_uuids(given), self._edits(given), by_mounts=self._by_mounts)
 
     def verify(self, known: NodePod, record: DeviceRecord) -> None:
-        """Refuse a container that would get anything but what its IDs name."""
+        """RefusedError for a container whose recorded answer names other partitions than its device IDs."""
         self.edits(known, record)
         uuids = _uuids(chosen(record.ids, self._pods.node))
         if sorted(given_cards(record.response(), self._pods.node)) != sorted(uuids):

@@ -1,8 +1,8 @@
-"""Replicas of cards under NVIDIA's names, by time slicing or MPS: what one is in the books. Pure.
+"""Replicas of cards under NVIDIA's names, by time slicing or MPS: which share of a card each one is. Pure.
 
-Of a card that is cut into N replicas each one is booked as an N-th of its memory, and by MPS of its compute too. So
-they live on one card with shares of every other kind, and none of them is given more than the card has. The cut stands
-as the policy in a pod's allocation: what a pod has stays readable when the configuration is another one.
+A replica of a card that is cut into N is booked as an N-th of its memory, and with MPS of its compute too. So replicas
+and all other shares can lie on one card, and together never exceed it. The cut is the policy of a pod's allocation, so
+that the allocation can be read after the configuration has changed.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ _LABEL: Final = re.compile(r"(time-slicing|mps)-([1-9][0-9]{0,3})")
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Into how many replicas a card is cut, and by what."""
+    """Into how many replicas a card is cut, and by which sharing strategy."""
 
     strategy: str
     replicas: int
 
     @property
     def label(self) -> str:
-        """The cut as the policy of an allocation."""
+        """The cut as it stands in an allocation, as its policy."""
         return f"{self.strategy}-{self.replicas}"
 
     @property
     def limited(self) -> bool:
-        """Whether a container is to be kept to its replicas. A time slice may use all memory that is there."""
+        """Whether a container is limited to its replicas: by MPS. With time slicing it may use all memory."""
         return self.strategy == nvidia.SHARING_STRATEGIES[2]
 
     def share(self, gpu: Gpu, count: int = 1) -> Share:
-        """What so many replicas of a card are. Nothing if the card cannot be cut so fine."""
+        """The share of so many replicas. An empty one if the card is too small for the cut."""
         memory = gpu.memory_mib // self.replicas
         compute = FULL_COMPUTE // self.replicas if self.limited and memory else 0
         return Share(memory * count, compute * count)
 
     def room(self, gpu: Gpu) -> int:
-        """The memory of all replicas of a card: what does not divide is nobody's."""
+        """The memory of all replicas of a card together; a remainder is not used."""
         return self.share(gpu, self.replicas).memory_mib
 
     def count(self, gpu: Gpu, share: Share) -> int | None:
-        """How many replicas of the card a share is; None if it is no number of them."""
+        """How many replicas of the card a share is; None if it is not a whole number of them."""
         one = self.share(gpu)
         if share == NO_SHARE or share.exclusive or not one.memory_mib:
             return None
@@ -65,7 +65,7 @@ def read_label(policy: str) -> Cut | None:
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """Replicas as they are given out now: under which resource, and whether the fullest card comes first."""
+    """How replicas are given out: under which resource, and whether the fullest card comes first."""
 
     resource: str
     cut: Cut
@@ -73,7 +73,7 @@ class Slicing:
 
 
 def slicing_of(config: NvidiaConfig | None) -> Slicing | None:
-    """How whole cards are cut; None if they are not. The partitions of a card are cut elsewhere."""
+    """How whole cards are cut; None if they are not. Shared MIG partitions are in `partitions`."""
     shared = None if config is None else config.shared(nvidia.RESOURCE_GPU)
     if config is None or shared is None:
         return None

@@ -19,7 +19,7 @@ from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.gpu import NodeGpus
 from shoal.model.manifest import pod_parts
-from shoal.model.node import node_gpus
+from shoal.model.node import held_written, node_gpus
 from shoal.model.pod import request_of
 from shoal.model.request import Request, Share
 from shoal.scheduler.state.holdings import claims_for_nothing
@@ -124,7 +124,7 @@ def _asks(pod: Pod) -> bool:
 def _held(node: Node) -> Mapping[str, tuple[CardShare, ...]]:
     """What the node's agent says pods hold, by UID; nothing where it does not say."""
     try:
-        return shoal.decode_held(node.metadata.annotations.get(shoal.ANNOTATION_HELD, "")).pods
+        return shoal.decode_held(held_written(node.metadata.annotations, node.status.capacity) or "").pods
     except CodecError:
         return {}
 

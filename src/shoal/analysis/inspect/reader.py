@@ -29,7 +29,7 @@ from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, ModelError
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.manifest import PodParts, pod_parts
-from shoal.model.node import node_gpus
+from shoal.model.node import held_written, node_gpus
 from shoal.model.pod import gpus_of
 from shoal.model.request import NO_SHARE, Share, phases
 
@@ -162,7 +162,7 @@ def _read_node(node: PartialNode, unit: MemoryUnit | None) -> _ReadNode:
         shares=inventory or units > 0,
     )
     try:
-        written = meta.annotations.get(shoal.ANNOTATION_HELD)
+        written = held_written(meta.annotations, status.capacity)
         held = {} if written is None else shoal.decode_held(written).pods
     except CodecError as error:
         return _ReadNode(node, use, own, printable(f"node {meta.name}: {error}"))

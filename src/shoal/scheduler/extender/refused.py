@@ -31,6 +31,9 @@ MOST: Final = 1000
 #: Pointed out at a time: each is a write, and a question of kube-scheduler.
 AT_ONCE: Final = 50
 
+#: Longer than a watch lags unless it is broken.
+LAG_SECONDS: Final = 10.0
+
 
 @dataclass(slots=True)
 class _RefusedPod:
@@ -98,10 +101,6 @@ class RefusedPods:
             return self._state.engine.fits(request)
         except PolicyError:
             return np.zeros(0, np.bool_)  # told when it is asked for
-
-
-#: Longer than a watch lags unless it is broken.
-LAG_SECONDS: Final = 10.0
 
 
 class WatchLag:

@@ -21,8 +21,7 @@ from shoal.scheduler.errors import UnknownPodError, WireError
 from shoal.scheduler.extender import wire
 from shoal.scheduler.extender.inspect import inspect
 from shoal.scheduler.extender.verbs import Verb, Verbs
-from shoal.scheduler.http.routes import ANY, Routes, in_pieces, json, rest, shown, text
-from shoal.scheduler.http.server import Bodies, Bounds, serving
+from shoal.scheduler.http_server import ANY, Bodies, Bounds, Routes, in_pieces, json, rest, serving, shown, text
 from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.state.cluster_state import ClusterState
 from shoal.scheduler.tls import ServerTls

@@ -3,34 +3,107 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
+
+import numpy as np
 
 from shoal.kube.objects.pod import Pod
 from shoal.model.allocation import Allocation
 from shoal.model.errors import RequestError
-from shoal.placement.columns import BoolArray
+from shoal.placement.columns import BoolArray, FloatArray
 from shoal.placement.errors import BookingError, PolicyError
 from shoal.scheduler.binder import Binder
+from shoal.scheduler.context import SchedulingContext
 from shoal.scheduler.errors import UNKNOWN_POD, BindError, UnknownPodError, WireError
 from shoal.scheduler.extender import wire
-from shoal.scheduler.extender.filtering import FilterVerb, OfferRule
+from shoal.scheduler.extender.filtering import OFFER_ALL, FilterVerb, OfferRule, rows_of
 from shoal.scheduler.extender.holds import HOLD_SECONDS, Holds
 from shoal.scheduler.extender.pod_lookup import PodLookup
 from shoal.scheduler.extender.refused import RefusedPods, WatchLag
-from shoal.scheduler.extender.scoring import PrioritizeVerb
-from shoal.scheduler.extender.wire import BindingArgs, Filtered, PreemptionArgs, Victims
+from shoal.scheduler.extender.wire import (
+    MAX_SCORE,
+    MIN_SCORE,
+    BindingArgs,
+    ExtenderArgs,
+    Filtered,
+    PreemptionArgs,
+    Victims,
+)
 from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.preemption.search import PodOnNode, PreemptionPlan
+from shoal.scheduler.preemption import PodOnNode, PreemptionPlan
 from shoal.scheduler.reporting.diagnosis import node_refusal, shortage
 from shoal.scheduler.state.cluster_state import ClusterState
 
+log = logging.getLogger(__name__)
+
+#: The best score of a node that is not the best, and the worst of one that fits.
+SECOND: Final = MAX_SCORE - 2
+LAST: Final = MIN_SCORE + 1
+
 #: Who asks, in the metrics.
 EXTENDER: Final = "extender"
+#: Who would have to go from one of the nodes so that the pod fits there.
+Planning = Callable[[Pod, Iterable[str]], PreemptionPlan | None]
+_FITTING: Final = "fits"
+_REFUSED: Final = "refused"
+_ERROR: Final = "error"
+
+
+class PrioritizeVerb:
+    """The verb prioritize: how good each node is for the pod, from 0 to 10; holds the cards of the best one.
+
+    The order of the engine's worths is kept as well as eleven numbers can. The node that the engine would take gets 10,
+    all others at most 8, so that small differences in kube-scheduler's own scores do not turn the choice.
+    """
+
+    def __init__(self, state: ClusterState, holds: Holds) -> None:
+        self._state = state
+        self._holds = holds
+
+    def __call__(self, pod: Pod, args: ExtenderArgs) -> Sequence[int]:
+        """A score for each of the nodes, in their order. A pod without a request that can be met gets none."""
+        none = [MIN_SCORE] * len(args.names)
+        ledger = self._state.engine.ledger
+        try:
+            request = self._state.request(pod)
+            if not request.containers:
+                return none
+            self._holds.release(pod.metadata.uid)
+            if ledger.booking(pod.metadata.uid) is not None:
+                return none
+            # One row too many stands for nodes nobody knows.
+            worths = np.append(self._state.engine.worths(request), 0.0)
+            fits = np.append(self._state.engine.fits(request), False)
+            rows = rows_of(self._state, args.names)
+            among = np.zeros(len(worths), np.bool_)
+            among[rows] = True
+            best = self._holds.place(pod, among=among[:-1])
+        except (RequestError, PolicyError):
+            return none
+        return scores(worths[rows], fits[rows], None if best is None else args.names.index(best.node))
+
+
+def scores(worths: FloatArray, fits: BoolArray, best: int | None) -> list[int]:
+    """Worths as scores: the best node stands out, the others keep their order, those that do not fit get nothing.
+
+    Of the others, the worst that fits gets 1 and the best 8 unless all are equal: then all get 8.
+    """
+    result = np.full(len(worths), MIN_SCORE, np.int64)
+    others = fits.copy()
+    if best is not None:
+        others[best] = False
+        result[best] = MAX_SCORE
+    if others.any():
+        _, ranks = np.unique(worths[others], return_inverse=True)
+        top = int(ranks.max())
+        result[others] = SECOND if top == 0 else LAST + ranks * (SECOND - LAST) // top
+    scored: list[int] = result.tolist()
+    return scored
 
 
 class BindVerb:
-    """Binds pods to the node kube-scheduler names."""
+    """The verb bind: makes the choice of kube-scheduler true, on the cards that were scored."""
 
     def __init__(
         self, state: ClusterState, binder: Binder, holds: Holds, *, metrics: Metrics, clock: Callable[[], float]
@@ -80,14 +153,14 @@ class BindVerb:
         return f"{shortage(engine.class_of(request))}: {detail or node}"
 
 
-log = logging.getLogger(__name__)
-
-#: Who would have to go from one of the nodes so that the pod fits there.
-Planning = Callable[[Pod, Iterable[str]], PreemptionPlan | None]
-
-
 class PreemptVerb:
-    """Chooses victims on the nodes that kube-scheduler offers."""
+    """The verb preempt: who must give way, knowing cards.
+
+    kube-scheduler has chosen victims by node totals; they may free the wrong cards. So on each of its nodes they are
+    chosen anew, by its own rules and as few as it takes. A node where nobody's leaving helps is left out. Nodes that
+    kube-scheduler did not offer are not added: it offers only such as its own filters refused. Nobody gives way while
+    the ledger lags behind kube-scheduler's count.
+    """
 
     def __init__(self, state: ClusterState, *, plan: Planning, lag: WatchLag) -> None:
         self._state = state
@@ -121,11 +194,6 @@ class PreemptVerb:
         return bool(pods) and all(pod is not None and pod.spec.node_name == node for pod in pods)
 
 
-_FITTING: Final = "fits"
-_REFUSED: Final = "refused"
-_ERROR: Final = "error"
-
-
 class Verb(Protocol):
     """A verb on the pod as the watch has shown it; `newest`: unless the caller has a newer one."""
 
@@ -137,18 +205,16 @@ class Verbs:
 
     def __init__(
         self,
-        state: ClusterState,
-        binder: Binder,
+        context: SchedulingContext,
         *,
         plan: Planning,
-        short: Callable[[Pod], BoolArray],
-        metrics: Metrics,
-        clock: Callable[[], float],
-        offer: OfferRule,
         try_again: Callable[[Pod], None],
+        offer_all_up_to: int = OFFER_ALL,
         hold_seconds: float = HOLD_SECONDS,
     ) -> None:
-        self.waiting = PodLookup(state)
+        state, metrics, clock = context.state, context.metrics, context.clock
+        offer = OfferRule(context.feasibility.prefers, all_up_to=offer_all_up_to)
+        self.pods = PodLookup(state)
         self.holds = Holds(state, clock=clock, metrics=metrics, seconds=hold_seconds)
         self._metrics = metrics
         self._clock = clock
@@ -156,8 +222,10 @@ class Verbs:
         self._try_again = try_again
         self._filter = FilterVerb(state, self.holds, self._refused, metrics=metrics, offer=offer)
         self._prioritize = PrioritizeVerb(state, self.holds)
-        self._preempt = PreemptVerb(state, plan=plan, lag=WatchLag(self._refused, short=short, clock=clock))
-        self._bind = BindVerb(state, binder, self.holds, metrics=metrics, clock=clock)
+        self._preempt = PreemptVerb(
+            state, plan=plan, lag=WatchLag(self._refused, short=context.feasibility.short, clock=clock)
+        )
+        self._bind = BindVerb(state, context.binder, self.holds, metrics=metrics, clock=clock)
 
     def tend(self) -> None:
         """End holds that are over, and have pods tried again that fit by now; called from time to time."""
@@ -174,7 +242,7 @@ class Verbs:
         try:
             return verb(body, newest=True)
         except UnknownPodError as unknown:
-            await self.waiting.until_shown(unknown.asked)
+            await self.pods.until_shown(unknown.asked)
         return verb(body)
 
     def filter(self, body: bytes, *, newest: bool = False) -> bytes:
@@ -189,7 +257,7 @@ class Verbs:
         except WireError as error:
             self._metrics.decisions.inc(EXTENDER, _ERROR)
             return wire.filter_answer(Filtered(error=str(error)))
-        pod = self.waiting.pod(args.pod, newest=newest)
+        pod = self.pods.pod(args.pod, newest=newest)
         filtered = self._filter(pod, args)
         answer = wire.filter_answer(filtered, args)
         outcome = _ERROR if filtered.error else _FITTING if any(filtered.passed) else _REFUSED
@@ -205,14 +273,14 @@ class Verbs:
         """How good each node is. Raises WireError and UnknownPodError."""
         self.holds.expire()
         args = wire.read_args(body)
-        pod = self.waiting.pod(args.pod, newest=newest)
+        pod = self.pods.pod(args.pod, newest=newest)
         return wire.prioritize_answer(args.names, self._prioritize(pod, args))
 
     def preempt(self, body: bytes, *, newest: bool = False) -> bytes:
         """The nodes on which these pods must give way. Raises WireError and UnknownPodError."""
         self.holds.expire()
         args = wire.read_preemption(body)
-        return wire.preempt_answer(self._preempt(self.waiting.pod(args.pod, newest=newest), args))
+        return wire.preempt_answer(self._preempt(self.pods.pod(args.pod, newest=newest), args))
 
     async def bind(self, body: bytes) -> bytes:
         """Bind the pod; what went wrong is in the answer."""

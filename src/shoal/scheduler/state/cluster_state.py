@@ -458,10 +458,7 @@ class ClusterState:
         try:
             request = self.request(pod)
         except RequestError as error:
-            # Kubelet may have given it something; what, nobody can tell.
-            self._report(pod, REASON_POD, f"runs and is not counted: {error}")
-            self.engine.confirm(Booking(uid, Allocation(node, ())), Request())
-            return Origin.GUESSED
+            return self._book_unread(pod, error)
         node_ledger = self.engine.ledger.node(node)
         holding = holding_of(
             pod,
@@ -482,6 +479,22 @@ class ClusterState:
             self._news(_LEFT)
         self._look_for_over_booking(node)
         return holding.origin
+
+    def _book_unread(self, pod: Pod, error: RequestError) -> Origin:
+        """Book a pod of which nobody can tell what it asks for: what its node says, or what it had before."""
+        uid, node = pod.metadata.uid, pod.spec.node_name
+        given, before = self._held.cards(node, uid), self.engine.ledger.booking(uid)
+        if given is not None:
+            allocation, origin = given_by_node(node, given), Origin.NODE
+        elif before is not None and before.node == node:
+            allocation, origin = before.allocation, Origin.GUESSED
+        else:
+            # Kubelet may have given it something; what, nobody can tell.
+            allocation, origin = Allocation(node, ()), Origin.GUESSED
+        counted = "its cards are counted as before" if allocation.containers else "runs and is not counted"
+        self._report(pod, REASON_POD, f"{counted}: {error}")
+        self.engine.confirm(Booking(uid, allocation), Request())
+        return origin
 
     def _no_room(self, uid: str, allocation: Allocation) -> str:
         """Which card of a record has no room beside what containers on its node have been given, in words."""
@@ -573,13 +586,13 @@ class ClusterState:
         if node is None or node_ledger is None:
             return
         card = node_ledger.cards[uuid]
-        pods = [self._pods.get(uid) for uid, held in node_ledger.pods.items() if uuid in held.allocation.held()]
-        names = ", ".join(sorted(f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in pods if pod is not None))
+        # How many, and not whose: the event of a node can be read by others than those who may see the pods.
         self._report(
             node,
             REASON_OVER,
             f"card {card.inventory.index} ({uuid}) holds {card.memory_mib} of {card.inventory.memory_mib} MiB for "
-            f"{names}: it takes nothing new; delete or move one of them",
+            f"{card.pods} pods: it takes nothing new; delete or move one of those that kubectl inspect gpushare -d "
+            "lists",
         )
 
 

@@ -23,8 +23,12 @@ from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError
 from shoal.model.gpu import NodeGpus
 from shoal.model.manifest import pod_parts
+from shoal.model.node import held_written
 from shoal.model.request import Request
 from shoal.placement.ledger import Booking, NodeLedger
+
+#: How long containers of a pod that vanished may go on where nobody tells of their end: kubelet's default of 30 s.
+GRACE_SECONDS: Final = 30.0
 
 
 class Origin(Enum):
@@ -131,10 +135,6 @@ def on_emptiest_cards(node: NodeLedger | None, name: str, request: Request) -> A
     )
 
 
-#: How long containers of a pod that vanished may go on where nobody tells of their end: kubelet's default of 30 s.
-GRACE_SECONDS: Final = 30.0
-
-
 class HeldByNodes:
     """The last word of every agent, by node."""
 
@@ -148,7 +148,7 @@ class HeldByNodes:
         CodecError if that cannot be read: what it said before holds.
         """
         name = node.metadata.name
-        written = node.metadata.annotations.get(shoal.ANNOTATION_HELD)
+        written = held_written(node.metadata.annotations, node.status.capacity)
         if written == self._written.get(name):
             return None
         held = None if written is None else shoal.decode_held(written)
@@ -161,7 +161,7 @@ class HeldByNodes:
         return {uid for uid in {**before, **after} if before.get(uid) != after.get(uid)}
 
     def drop(self, node: str) -> None:
-        """The node is gone, or has no agent any more."""
+        """The node is gone, or its agent is for good."""
         self._written.pop(node, None)
         self._held.pop(node, None)
 

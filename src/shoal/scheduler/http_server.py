@@ -1,6 +1,10 @@
-"""Listen on a port and serve every connection; when it ends, finish what is being answered.
+"""aiohttp's server within bounds that hold before anybody has said who they are, and the routes of one port.
 
-Connections count from their first packet on, before TLS: a handshake that does not end holds a place and no more.
+Connections count from their first packet on, before TLS: a handshake that does not end holds a slot and no more. When
+all slots are taken, a newcomer gets that of whoever has the most and waits the longest, so one caller cannot keep the
+others out by holding connections open. A body counts against the room of all bodies only beyond its first part, so
+callers with ordinary requests are served also while others fill that room. When serving ends, what is being answered is
+finished.
 """
 
 from __future__ import annotations
@@ -11,16 +15,51 @@ import logging
 import socket
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import web
 
 from shoal.kube.certificates import der_fingerprint
+from shoal.scheduler.metrics import Metrics
+
+log = logging.getLogger(__name__)
 
 #: Of each body, what counts against nothing: 5,000 names of nodes.
 FREE: Final = 256 << 10
+
+_CLOSE: Final = {"Connection": "close"}
+#: Answers, or raises aiohttp's HTTPException.
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+#: Longer than Go keeps an idle connection, so that it is never closed under a request on its way.
+IDLE_SECONDS: Final = 120.0
+#: How long a caller that is refused may go on sending before it is cut off; it would miss the answer otherwise.
+LINGER_SECONDS: Final = 2.0
+_SHUTDOWN_SECONDS: Final = 5.0
+_BACKLOG: Final = 128
+#: A pause when no socket can be had: the process has too many.
+_NO_SOCKET_SECONDS: Final = 0.1
+#: aiohttp tells of every broken request, which anybody can send at any rate. Our own failures are told here.
+_UNHEARD: Final = logging.getLogger(f"{__name__}.unheard")
+_UNHEARD.disabled = True
+_OPTIONS: Final[dict[str, Any]] = {
+    "keepalive_timeout": IDLE_SECONDS,
+    "lingering_time": LINGER_SECONDS,
+    "max_line_size": 4096,
+    "max_field_size": 4096,
+    "max_headers": 50,
+    "read_bufsize": 32 << 10,
+    "auto_decompress": False,
+    "access_log": None,
+    "logger": _UNHEARD,
+}
+#: May the caller with this fingerprint ("" without a certificate) ask anything? Why not, in words; empty when it may.
+Admission = Callable[[str], Awaitable[str]]
+JSON: Final = "application/json"
+#: Ends a path that has one more part.
+ANY: Final = "/{name}"
 
 
 @dataclass(frozen=True)
@@ -86,9 +125,6 @@ class Bodies:
         return web.HTTPRequestEntityTooLarge(self._bounds.body, self._bounds.body + 1, text=words, headers=_CLOSE)
 
 
-_CLOSE: Final = {"Connection": "close"}
-
-
 async def _let_go_on(request: web.BaseRequest) -> None:
     """Tell a caller that waits for it to send its body."""
     if request.headers.get("Expect", "").lower() == "100-continue":
@@ -111,36 +147,36 @@ class ConnectionSlots:
     def __init__(self, total: int, per_peer: int) -> None:
         self._total = total
         self._per_peer = per_peer
-        self._places: dict[ConnectionSlot, None] = {}
+        self._slots: dict[ConnectionSlot, None] = {}
         self._peers: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._slots)
 
     def take(self, peer: str) -> ConnectionSlot | None:
         """A place for a newcomer; None when it gets none."""
         if self._peers[peer] >= self._per_peer:
             return None
-        if len(self._places) >= self._total and not self._make_room(peer):
+        if len(self._slots) >= self._total and not self._make_room(peer):
             return None
-        place = ConnectionSlot(peer)
-        self._places[place] = None
+        slot = ConnectionSlot(peer)
+        self._slots[slot] = None
         self._peers[peer] += 1
-        return place
+        return slot
 
-    def leave(self, place: ConnectionSlot) -> None:
+    def leave(self, slot: ConnectionSlot) -> None:
         """The connection is over; told more than once is no matter."""
-        if place in self._places:
-            del self._places[place]
-            self._peers[place.peer] -= 1
-            if not self._peers[place.peer]:
-                del self._peers[place.peer]
+        if slot in self._slots:
+            del self._slots[slot]
+            self._peers[slot.peer] -= 1
+            if not self._peers[slot.peer]:
+                del self._peers[slot.peer]
 
     def _make_room(self, peer: str) -> bool:
         most_connected, count = self._peers.most_common(1)[0]
         if count <= self._peers[peer] + 1:
             return False
-        victim = next((place for place in self._places if place.peer == most_connected and not place.busy), None)
+        victim = next((slot for slot in self._slots if slot.peer == most_connected and not slot.busy), None)
         if victim is None:
             return False
         self.leave(victim)
@@ -152,12 +188,12 @@ class ServerConnection(web.RequestHandler):
     """Serves one caller. The server says when a request is answered: `begin` and `end`."""
 
     def __init__(
-        self, server: web.Server, bounds: Bounds, places: ConnectionSlots, place: ConnectionSlot, **options: Any
+        self, server: web.Server, bounds: Bounds, slots: ConnectionSlots, slot: ConnectionSlot, **options: Any
     ) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._bounds = bounds
-        self._places = places
-        self._place = place
+        self._slots = slots
+        self._slot = slot
         self._wire: asyncio.Transport | None = None
         self._arriving: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
@@ -167,7 +203,7 @@ class ServerConnection(web.RequestHandler):
 
     def begin(self) -> None:
         """A request has its head here, and is being answered."""
-        self._place.busy = True
+        self._slot.busy = True
         self._ahead = False
         self._stop_arriving()
         if self._half_closed:
@@ -175,7 +211,7 @@ class ServerConnection(web.RequestHandler):
 
     def end(self) -> None:
         """It is answered."""
-        self._place.busy = False
+        self._slot.busy = False
         if self._ahead:
             self._await_request()
 
@@ -187,17 +223,17 @@ class ServerConnection(web.RequestHandler):
         tls = transport.get_extra_info("ssl_object")
         certificate = None if tls is None else tls.getpeercert(binary_form=True)
         self.shown = "" if certificate is None else der_fingerprint(certificate)
-        self._place.close = transport.abort
+        self._slot.close = transport.abort
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._places.leave(self._place)
+        self._slots.leave(self._slot)
         self._stop_arriving()
         self._stop_unread()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if data and self._place.busy:
+        if data and self._slot.busy:
             self._ahead = True
         elif data:
             self._await_request()
@@ -206,9 +242,9 @@ class ServerConnection(web.RequestHandler):
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """A caller that has closed its side is answered, and nothing more is read."""
         self._half_closed = True
-        if self._place.busy:
+        if self._slot.busy:
             self.close()
-        return self._place.busy or self._arriving is not None
+        return self._slot.busy or self._arriving is not None
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -236,35 +272,6 @@ class ServerConnection(web.RequestHandler):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
-
-
-log = logging.getLogger(__name__)
-
-#: Answers, or raises aiohttp's HTTPException.
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
-#: Longer than Go keeps an idle connection, so that it is never closed under a request on its way.
-IDLE_SECONDS: Final = 120.0
-#: How long a caller that is refused may go on sending before it is cut off; it would miss the answer otherwise.
-LINGER_SECONDS: Final = 2.0
-_SHUTDOWN_SECONDS: Final = 5.0
-_BACKLOG: Final = 128
-#: A pause when no socket can be had: the process has too many.
-_NO_SOCKET_SECONDS: Final = 0.1
-#: aiohttp tells of every broken request, which anybody can send at any rate. Our own failures are told here.
-_UNHEARD: Final = logging.getLogger(f"{__name__}.unheard")
-_UNHEARD.disabled = True
-_OPTIONS: Final[dict[str, Any]] = {
-    "keepalive_timeout": IDLE_SECONDS,
-    "lingering_time": LINGER_SECONDS,
-    "max_line_size": 4096,
-    "max_field_size": 4096,
-    "max_headers": 50,
-    "read_bufsize": 32 << 10,
-    "auto_decompress": False,
-    "access_log": None,
-    "logger": _UNHEARD,
-}
 
 
 @contextlib.asynccontextmanager
@@ -300,7 +307,7 @@ class _Door:
         self._bounds = bounds
         self._context = context
         self._refused = refused
-        self._places = ConnectionSlots(bounds.connections, bounds.per_peer)
+        self._slots = ConnectionSlots(bounds.connections, bounds.per_peer)
         self._entering: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
 
@@ -324,31 +331,31 @@ class _Door:
             self.close(listener)
             self._pause = asyncio.get_running_loop().call_later(_NO_SOCKET_SECONDS, self.open, listener)
             return
-        place = self._places.take(str(address[0]))
-        if place is None:
+        slot = self._slots.take(str(address[0]))
+        if slot is None:
             caller.close()
             self._refused()
             return
         caller.setblocking(False)
-        task = asyncio.create_task(self._enter(caller, place))
-        place.close = task.cancel
+        task = asyncio.create_task(self._enter(caller, slot))
+        slot.close = task.cancel
         self._entering.add(task)
         task.add_done_callback(self._entering.discard)
 
-    async def _enter(self, caller: socket.socket, place: ConnectionSlot) -> None:
+    async def _enter(self, caller: socket.socket, slot: ConnectionSlot) -> None:
         """Make a connection of a socket; with TLS that takes as long as the handshake."""
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: ServerConnection(self._server, self._bounds, self._places, place, **_OPTIONS),
+                lambda: ServerConnection(self._server, self._bounds, self._slots, slot, **_OPTIONS),
                 caller,
                 ssl=self._context,
                 ssl_handshake_timeout=self._bounds.handshake_seconds if self._context else None,
                 ssl_shutdown_timeout=self._bounds.handshake_seconds if self._context else None,
             )
         except (OSError, TimeoutError, asyncio.CancelledError) as error:  # ssl.SSLError is an OSError
-            log.debug("a connection of %s came to nothing: %s", place.peer, error)
+            log.debug("a connection of %s came to nothing: %s", slot.peer, error)
             caller.close()
-            self._places.leave(place)
+            self._slots.leave(slot)
 
     async def shut(self) -> None:
         """End what enters and what is idle at once, and what is being answered when it is."""
@@ -388,3 +395,89 @@ def _listening(host: str, port: int) -> socket.socket:
         listener = socket.create_server((host, port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=both)
     listener.setblocking(False)
     return listener
+
+
+class Routes:
+    """The routes of one port, by path, with the method each is asked with."""
+
+    def __init__(
+        self,
+        routes: Mapping[str, tuple[str, Handler]],
+        *,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        admission: Admission | None = None,
+    ) -> None:
+        self._routes = dict(routes)
+        self._open = tuple(path.removesuffix(ANY) + "/" for path in routes if path.endswith(ANY))
+        self._metrics = metrics
+        self._clock = clock
+        self._admission = admission
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The answer. Raises HTTPException."""
+        name, started = self._name(request.path), self._clock()
+        status: int = HTTPStatus.INTERNAL_SERVER_ERROR
+        try:
+            response = await self._answer(request, name)
+            status = response.status
+            return response
+        except web.HTTPException as refusal:
+            status = refusal.status
+            raise
+        finally:
+            self._metrics.requests.inc(name if name in self._routes else "none", str(status))
+            self._metrics.request_seconds.observe(self._clock() - started, name if name in self._routes else "none")
+
+    def _name(self, path: str) -> str:
+        return next((prefix.removesuffix("/") + ANY for prefix in self._open if path.startswith(prefix)), path)
+
+    async def _answer(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
+        if self._admission is not None:
+            refusal = await self._admission(shown(request))
+            if refusal:
+                raise web.HTTPUnauthorized(text=refusal, headers={"Connection": "close"})
+        if name not in self._routes:
+            raise web.HTTPNotFound(text="there is nothing here")
+        method, route = self._routes[name]
+        if request.method != method and (request.method, method) != ("HEAD", "GET"):
+            raise web.HTTPMethodNotAllowed(request.method, [method], text=f"ask {name} with {method}")
+        return await route(request)
+
+
+def shown(request: web.BaseRequest) -> str:
+    """The fingerprint of the caller's certificate; empty without one."""
+    connection = request.protocol
+    return connection.shown if isinstance(connection, ServerConnection) else ""
+
+
+def rest(request: web.BaseRequest, path: str) -> str:
+    """What stands for the name in a path that ends with `ANY`."""
+    return request.path.removeprefix(path.removesuffix(ANY) + "/")
+
+
+def text(words: str, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+    """An answer in words."""
+    return web.Response(text=words, status=status)
+
+
+def json(content: bytes) -> web.Response:
+    """An answer in JSON."""
+    return web.Response(body=content, content_type=JSON)
+
+
+async def in_pieces(request: web.BaseRequest, pieces: Iterator[bytes], kind: str = JSON) -> web.StreamResponse:
+    """An answer that is made while others are answered in between."""
+    response = web.StreamResponse(headers={"Content-Type": kind})
+    await response.prepare(request)
+    try:
+        for piece in pieces if request.method != "HEAD" else ():
+            if piece:
+                await response.write(piece)
+            await asyncio.sleep(0)
+    except Exception:
+        if request.transport is not None:
+            request.transport.abort()  # a broken answer must not look like a whole one
+        raise
+    await response.write_eof()
+    return response

@@ -1,1 +1,0 @@
-"""aiohttp's server within bounds that hold before anybody has said who they are."""

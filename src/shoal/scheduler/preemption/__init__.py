@@ -1,1 +1,0 @@
-"""Pods that give way to more important ones."""

@@ -1,0 +1,106 @@
+"""The program with one check of its second line of defence taken out, to see whether the fuzz misses it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from shoal.agent.device_plugin import start_check
+from shoal.agent.node import cgroups, given, holdings, pods
+from shoal.model import allocation, bound
+from shoal.model.allocation import ContainerAllocation
+from shoal.model.gpu import NodeGpus
+from shoal.model.request import ContainerRequest
+from shoal.scheduler.state import cluster_state
+from shoal.scheduler.state.cluster_state import ClusterState
+from shoal.scheduler.state.holdings import HeldByNodes
+
+_ENTRY_MISMATCH = bound.entry_mismatch
+_HOLDING = pods.NodePods._holding
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """What is not checked, and what stands in the place of the check: (where, name, other)."""
+
+    name: str
+    changes: tuple[tuple[Any, str, Any], ...]
+
+    def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Until the test ends."""
+        for where, name, other in self.changes:
+            monkeypatch.setattr(where, name, other)
+
+
+def _silent(*_: object, **__: object) -> str:
+    return ""
+
+
+def _weaker(change: Callable[[ContainerRequest, ContainerAllocation], ContainerAllocation]) -> Any:
+    """Believes of one field of an entry what was asked for."""
+
+    def entry_mismatch(wanted: ContainerRequest, entry: ContainerAllocation, node: NodeGpus) -> str:
+        return _ENTRY_MISMATCH(wanted, change(wanted, entry), node)
+
+    return ((bound, "entry_mismatch", entry_mismatch), (holdings, "entry_mismatch", entry_mismatch))
+
+
+def _as_many(wanted: ContainerRequest, entry: ContainerAllocation) -> ContainerAllocation:
+    return replace(entry, cards=(entry.cards * wanted.gpus)[: wanted.gpus])
+
+
+def _same_share(wanted: ContainerRequest, entry: ContainerAllocation) -> ContainerAllocation:
+    return replace(entry, cards=tuple(replace(card, share=wanted.share) for card in entry.cards))
+
+
+def _same_limit(wanted: ContainerRequest, entry: ContainerAllocation) -> ContainerAllocation:
+    return replace(entry, memory_limit_mib=wanted.memory_limit_mib)
+
+
+def _forget_first(self: pods.NodePods, pod: Any, *, again: bool) -> holdings.PodHolding:
+    self._first.clear()
+    return _HOLDING(self, pod, again=True)
+
+
+def _as_written(self: pods.NodePods, pod: Any) -> holdings.PodHolding:
+    return holdings.holding_of(pod, node=self.node, unit=self._unit)
+
+
+def _book_again(self: ClusterState, pod: Any, _: object) -> object:
+    return self._book(pod)
+
+
+def _not_listed(self: allocation.Held, pod: str, _: int) -> bool:
+    return pod not in self.pods
+
+
+def _mutant(name: str, where: Any, attribute: str, other: Any) -> Mutant:
+    return Mutant(name, ((where, attribute, other),))
+
+
+MUTANTS = (
+    # The request bounds the record
+    Mutant("record: what was asked for", ((bound, "entry_mismatch", _silent), (holdings, "entry_mismatch", _silent))),
+    Mutant("record: as many cards", _weaker(_as_many)),
+    Mutant("record: the share of each card", _weaker(_same_share)),
+    Mutant("record: the limit", _weaker(_same_limit)),
+    Mutant("record: no other containers", ((bound, "no_request", _silent), (holdings, "no_request", _silent))),
+    # The scheduler
+    _mutant("scheduler: the first record stays", ClusterState, "_book_changed", _book_again),
+    _mutant("scheduler: the agent's word", HeldByNodes, "cards", lambda *_: None),
+    _mutant(
+        "scheduler: the agent's word on pods that are gone",
+        ClusterState,
+        "_keep_for_nobody",
+        lambda *_: None,
+    ),
+    _mutant("scheduler: gone is when the node says so", cluster_state, "has_left", lambda *_: True),
+    _mutant("scheduler: up to when the agent knows", allocation.Held, "releases", _not_listed),
+    # The agent
+    _mutant("agent: the first record stays", pods.NodePods, "_holding", _forget_first),
+    _mutant("agent: what was given stays", pods.NodePods, "_holding_given", _as_written),
+    _mutant("agent: room beside what was given", start_check.StartCheck, "_check_room", _silent),
+    _mutant("agent: what was given before its start", given.GivenFiles, "read", lambda self: []),
+    _mutant("agent: over is when nothing runs", cgroups.PodCgroups, "runs", lambda self, uid: False),
+)
