@@ -1,7 +1,7 @@
 """Points for InfluxDB: the line protocol, a buffer that is bounded in bytes, and what becomes of an answer.
 
 While the server is away points wait; when there are too many the oldest go, and are counted. What the server never
-takes (a bad point) is told once for each cause, and holds up no other. No HTTP here: `shoal.metrics.influx_client` sends.
+takes (a bad point) is told once for each cause, and holds up no other. No HTTP here.
 """
 
 from __future__ import annotations
