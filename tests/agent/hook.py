@@ -1,7 +1,9 @@
-"""The hook's program, built by the command of the image."""
+"""The hook's program, built by the command of the image, and what it does, for nodes that are simulated."""
 
+import asyncio
 import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.agent.limits import cgroup
@@ -18,3 +20,19 @@ def build(target: Path, *flags: str) -> Path:
     assert set(places.values()) < set(words)
     subprocess.run([*words, *flags], check=True)
     return target
+
+
+def encoded(cgroup_path: str, limits: Sequence[str]) -> bytes:
+    """A request on the wire, as the C program sends it."""
+    return "".join(f"{line}\n" for line in (cgroup.GREETING, cgroup_path, *limits)).encode()
+
+
+async def ask(socket_path: Path, cgroup_path: str, limits: Sequence[str]) -> str:
+    """Ask the agent as the C program does; its answer."""
+    reader, writer = await asyncio.open_unix_connection(socket_path)
+    try:
+        writer.write(encoded(cgroup_path, limits))
+        writer.write_eof()
+        return (await reader.read()).decode(errors="replace").strip()
+    finally:
+        writer.close()

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import yaml
 
+from shoal.analysis.manifests import MAX_PODS, workloads
 from shoal.analysis.snapshot import ClusterSnapshot, PriorityClass
-from shoal.analysis.workloads import MAX_PODS, workloads
 from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.others import ConfigMap
 from shoal.kube.objects.policy import PodDisruptionBudget

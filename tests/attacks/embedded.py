@@ -32,6 +32,7 @@ from shoal.model.backoff import Backoff
 from shoal.scheduler import app as scheduler
 from shoal.scheduler.app import Ports
 from shoal.scheduler.config import SchedulerConfig
+from tests.agent import hook
 from tests.attacks.arena import Given, Object
 from tests.kubelet.device_plugin import PluginLoop
 from tests.suites.connection import Answer, Connection, parsed
@@ -67,7 +68,7 @@ class Walled(EmbeddedCluster):
         """What the hook's program does: it asks the agent, and fails unless that says ok."""
         _, door, *limits = call.hook.args
         try:
-            answer = await cgroup.ask(Path(door), call.cgroup.removeprefix(ROOT), limits)
+            answer = await hook.ask(Path(door), call.cgroup.removeprefix(ROOT), limits)
         except OSError as error:
             raise HookError(f"shoal-limit: {door}: {error.strerror}") from error
         if answer != cgroup.OK:

@@ -109,8 +109,8 @@ class RealArena:
 
     def given(self) -> list[Given]:
         found = []
-        for pid, uid, container_id in _containers(self._node.cgroup.path):
-            env = _environment(pid)
+        for pid, uid, container_id in containers(self._node.cgroup.path):
+            env = environment(pid)
             listed = [uuid for uuid in env.get(nvidia.ENV_VISIBLE_DEVICES, "").split(",") if uuid.startswith("GPU-")]
             if listed and NAME in env:
                 namespace, pod = self._name_of(uid)
@@ -130,9 +130,15 @@ class RealArena:
         own = [int(hard) for _, _, _, hard, path in limits if path.endswith(f"/{container_id}")]
         return own[-1] // 2**20 if own else None
 
+    def first_process(self, uid: str, container: str) -> int:
+        """The first process of a container that runs."""
+        found = [pid for pid, pod, _ in containers(self._node.cgroup.path) if pod == uid]
+        (pid,) = [pid for pid in found if environment(pid).get(NAME) == container]
+        return pid
+
     def crash(self, namespace: str, pod: str) -> None:
-        for pid, uid, _ in _containers(self._node.cgroup.path):
-            if self._name_of(uid) == (namespace, pod) and _environment(pid).get(NAME) == "main":
+        for pid, uid, _ in containers(self._node.cgroup.path):
+            if self._name_of(uid) == (namespace, pod) and environment(pid).get(NAME) == "main":
                 os.kill(pid, signal.SIGKILL)
                 return
         raise AssertionError(f"{namespace}/{pod} does not run")
@@ -148,7 +154,7 @@ class RealArena:
         return dict(json.loads(result.stdout))
 
 
-def _containers(above: str) -> Iterator[tuple[int, str, str]]:
+def containers(above: str) -> Iterator[tuple[int, str, str]]:
     """The first process of every container below a cgroup, with the pod's UID and the container's ID."""
     seen = set()
     for path in sorted((path for path in Path("/proc").iterdir() if path.name.isdigit()), key=lambda p: int(p.name)):
@@ -160,7 +166,8 @@ def _containers(above: str) -> Iterator[tuple[int, str, str]]:
                 yield int(path.name), match[1], match[2]
 
 
-def _environment(pid: int) -> dict[str, str]:
+def environment(pid: int) -> dict[str, str]:
+    """The environment that a process began with."""
     with suppress(OSError):
         words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
         return dict(word.split("=", 1) for word in words if "=" in word)

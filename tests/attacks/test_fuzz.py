@@ -75,15 +75,20 @@ def test_mutants_are_of_checks_that_are_there(mutant: Mutant, monkeypatch: pytes
     mutant.apply(monkeypatch)
 
 
-@pytest.mark.skipif(not EFFORT, reason="a minute for what only shows that the fuzz is good")
+@pytest.mark.skipif(not EFFORT, reason="minutes for what only shows that the fuzz is good")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_missing_check_is_found(plugin_loop: PluginLoop, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
-    arena = EmbeddedArena(plugin_loop)
+    """With one of a few seeds: who comes first is not in the seed's hand."""
     monkeypatch.setattr("tests.attacks.play.PATIENCE", 10.0)
     mutant.apply(monkeypatch)
+    assert any(_finds(plugin_loop, seed) for seed in range(4))
+
+
+def _finds(plugin_loop: PluginLoop, seed: int) -> bool:
+    arena = EmbeddedArena(plugin_loop)
     try:
-        with pytest.raises(AssertionError):
-            for _ in attempts(arena, random.Random(0), STEPS):
-                pass
+        return sum(1 for _ in attempts(arena, random.Random(seed), 31)) < 31
+    except AssertionError:
+        return True
     finally:
         arena.stop()

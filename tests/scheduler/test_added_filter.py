@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shoal.analysis.dry_run import DryRun
-from shoal.analysis.nodes import by_node
+from shoal.analysis.node_fit import by_node
 from shoal.analysis.unschedulable import preempts, unschedulable
 from shoal.placement.engine import Engine
 from shoal.placement.policies import FILTERS, POLICIES

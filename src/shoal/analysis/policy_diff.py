@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal.analysis.dry_run import DryRun, born, finished, full_name, unbound, waits
-from shoal.analysis.nodes import Answer, indices
+from shoal.analysis.node_fit import Answer, indices
 from shoal.analysis.snapshot import ClusterSnapshot
 from shoal.kube.objects.pod import Pod
 from shoal.model.errors import RequestError

@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 
 from shoal.analysis.dry_run import DryRun, full_name
-from shoal.analysis.nodes import Answer, NodeAnswer, by_node
+from shoal.analysis.node_fit import Answer, NodeAnswer, by_node
 from shoal.kube.objects.pod import Container, Pod, Resources
 from shoal.model.contract import gpushare
 from shoal.model.errors import RequestError
 from shoal.model.request import ContainerRequest, Share, accepts
 from shoal.placement.columns import BoolArray
 from shoal.placement.ledger import NodeLedger
-from shoal.scheduler.preemption import PodOnNode, candidate_limit, choose, refusal
+from shoal.scheduler.preemption import PodOnNode, candidate_limit, choose, may_preempt
 from shoal.scheduler.reporting.diagnosis import diagnose
 
 
@@ -63,7 +63,7 @@ class NodeVictims(Answer, frozen=True):
 def preempts(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVictims | None:
     """The pods that the scheduler would preempt, on one of several equal nodes; None when it would preempt none."""
     level = pod.spec.priority or 0
-    if refusal(pod.spec.preemption_policy, priority=level) or dry_run.state.lowest_priority() >= level:
+    if not may_preempt(pod.spec.preemption_policy) or dry_run.state.lowest_priority() >= level:
         return None
     plan = choose(
         _names(dry_run, candidates),
@@ -130,7 +130,6 @@ def _on_node(dry_run: DryRun, name: str) -> list[PodOnNode]:
             priority=pod.spec.priority or 0,
             started=pod.status.start_time,
             disruption_budgets=dry_run.budgets.of(pod),
-            giving_way=pod.metadata.deletion_timestamp is not None,
         )
         for uid in (() if node is None else node.pods)
         if (pod := dry_run.state.pod(uid)) is not None

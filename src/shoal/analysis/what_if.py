@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from shoal.analysis.dry_run import DryRun, full_name, waits
-from shoal.analysis.nodes import Answer
+from shoal.analysis.manifests import ManifestWorkload
+from shoal.analysis.node_fit import Answer
 from shoal.analysis.unschedulable import Unschedulable, unschedulable
 from shoal.analysis.words import asked
-from shoal.analysis.workloads import ManifestWorkload
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import key_of
 from shoal.model.allocation import Allocation

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from shoal.analysis.dry_run import DryRun, finished, full_name
-from shoal.analysis.nodes import Answer, NodeAnswer, by_node
+from shoal.analysis.node_fit import Answer, NodeAnswer, by_node
 from shoal.analysis.unschedulable import Unschedulable, unschedulable
 from shoal.analysis.what_if import PodPlacement, placed_as
 from shoal.analysis.words import asked, record_of

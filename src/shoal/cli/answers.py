@@ -9,7 +9,7 @@ from typing import Final
 import click
 import msgspec
 
-from shoal.analysis.nodes import NodeAnswer
+from shoal.analysis.node_fit import NodeAnswer
 from shoal.analysis.policy_diff import PlacementComparison, PodPlace
 from shoal.analysis.unschedulable import Unschedulable
 from shoal.analysis.words import cards, counted, listed

@@ -86,8 +86,8 @@ def _try(
 ) -> tuple[PolicyInForce, list[WorkloadFit]]:
     from shoal.analysis.dry_run import DryRun
     from shoal.analysis.errors import WorkloadFileError
+    from shoal.analysis.manifests import MAX_BYTES, workloads
     from shoal.analysis.what_if import try_workload
-    from shoal.analysis.workloads import MAX_BYTES, workloads
     from shoal.cli.answers import ALL, NODES
     from shoal.placement.errors import PolicyError
 

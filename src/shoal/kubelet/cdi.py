@@ -25,7 +25,7 @@ VERSION: Final = "0.6.0"
 #: A spec describes the devices of one node: a few hundred bytes each.
 MAX_BYTES: Final = 4 * 1024 * 1024
 
-HOOKS: Final = (*("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"),)
+HOOKS: Final = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 _DEVICE_TYPES: Final = ("b", "c", "u", "p")
 _VENDOR: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _CLASS: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?")

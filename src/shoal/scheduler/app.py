@@ -1,7 +1,7 @@
 """The scheduler's process: what it watches, who leads, and how the parts are joined.
 
-Every replica keeps its picture of the cluster warm and serves health and metrics, on a port of their own. Only the
-leader is ready, answers the stock scheduler and runs the loop. One that loses its lease ends, and is started anew.
+Every replica follows the cluster, and serves health and metrics on a port of their own. Only the leader is ready,
+answers the stock scheduler and runs the loop. A leader that loses its lease ends, and is started anew.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ EVENTS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a process answers."""
+    """The ports on which a process answers."""
 
     extender: int
     health: int
@@ -173,7 +173,7 @@ class Scheduler:
     # Who may do what
 
     def may_write(self) -> bool:
-        """This process leads, or is the only one."""
+        """Whether this process may write to the cluster: it leads, or is the only one."""
         return self._leads and (not self.config.election.enabled or self.election.leading)
 
     def not_ready(self) -> str:
@@ -234,7 +234,7 @@ class Scheduler:
             await asyncio.sleep(_STAND_BACK_SECONDS)
 
     async def _sweep(self) -> None:
-        """Let go of what time alone frees, until cancelled."""
+        """Release cards that become free by time alone, until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self.state.sweep()

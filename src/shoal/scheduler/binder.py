@@ -1,9 +1,9 @@
-"""The one write that makes a decision true: a Binding with the node and the annotations of all families.
+"""The one write of a decision: a Binding with the node and the annotations of all families.
 
 A refusal is final: the booking is cancelled and the pod can be decided again. When the outcome is open (the connection
 broke, the server failed half way) the same Binding is sent again until there is an answer: a Binding sent earlier may
 still arrive, and must find no other decision. "Conflict" then means that the pod has a node, and the pod itself tells
-which. Only what may come out differently the next time is tried again.
+which. Only errors that may not come again are tried again.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Binder:
         self._busy: dict[str, str] = {}
 
     async def bind(self, pod: Pod, allocation: Allocation) -> None:
-        """Make the decision true. Raises BindError when that is refused."""
+        """Write the decision. Raises BindError when the API server refuses it."""
         uid = pod.metadata.uid
         if uid in self._busy:
             raise BindError(f"it is being bound to {self._busy[uid]} already")
@@ -118,7 +118,10 @@ class Binder:
                 await self._pause(failures)
 
     async def _settle_by_the_pod(self, pod: Pod, node: str, annotations: Mapping[str, str], why: str) -> None:
-        """After a conflict: the pod has a node, is another one of its name, or is gone. `why` it was refused if so."""
+        """Confirm or cancel by what the API server shows of the pod: it has a node, is another of its name, or is gone.
+
+        `why` is what the BindError says when the pod did not get this decision.
+        """
         meta = pod.metadata
         failures = 0
         while True:

@@ -1,7 +1,11 @@
-"""What the Secret holds: an authority, the server's pair, and the client's half, which kube-scheduler is given. No I/O.
+"""Certificates that the extender makes itself: an authority, a server's pair, and a client's pair for kube-scheduler.
 
-kube-scheduler reads its half once, so the authority and the client's certificate live ten years. The server's is
-renewed long before its end. A client's certificate that was replaced counts until its successor was used.
+kube-scheduler reads its pair once, so the authority and the client's certificate live ten years. The server's is
+renewed long before its end. A client's certificate that was replaced is accepted until the new one has been used.
+
+They are kept in one Secret. Whichever replica is first writes it, whole and in one write; the others take what is
+there. The Secret comes empty with the manifests, so that the scheduler needs no right to make Secrets. Where it is
+missing and that right is there, it is made.
 """
 
 from __future__ import annotations
@@ -60,7 +64,7 @@ _PAUSE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """All of it."""
+    """All certificates and keys of the extender."""
 
     authority: Authority
     server: KeyPair
@@ -69,11 +73,11 @@ class Bundle:
 
     @property
     def accepted(self) -> frozenset[str]:
-        """The fingerprints of clients that are let in."""
+        """The fingerprints of the client certificates that are accepted."""
         return frozenset({certificates.fingerprint(self.client.certificate), self.previous} - {""})
 
     def renewed(self, now: datetime) -> Bundle:
-        """With a server's certificate that lasts; the same when it does already."""
+        """The bundle with a server's certificate that is not about to end."""
         end = certificates.validity(self.server.certificate)[1]
         if end - now > RENEW_BEFORE and certificates.hosts_of(self.server.certificate) >= set(HOSTS):
             return self
@@ -83,16 +87,16 @@ class Bundle:
         return replace(self, server=self.authority.server(HOSTS, now=now, life=SERVER_LIFE))
 
     def rotated(self, now: datetime) -> Bundle:
-        """With a new client's half. The one before counts until this one is used."""
+        """The bundle with a new client's pair. The old certificate is accepted until the new one is used."""
         client = self.authority.client(CLIENT_NAME, now=now, life=CA_LIFE)
         return replace(self, client=client, previous=certificates.fingerprint(self.client.certificate))
 
     def settled(self) -> Bundle:
-        """Without the client's certificate before the present one."""
+        """The bundle that no longer accepts the client's old certificate."""
         return replace(self, previous="")
 
     def encode(self) -> dict[str, str]:
-        """As the data of a Secret."""
+        """The bundle as the data of a Secret."""
         pairs = zip(_KEYS, self._parts(), strict=True)
         data = {key: base64.b64encode(value).decode() for key, value in pairs}
         if self.previous:
@@ -108,7 +112,7 @@ class Bundle:
 
 
 def fresh(now: datetime) -> Bundle:
-    """A bundle of its own."""
+    """A new bundle."""
     authority = certificates.new_authority("shoal extender", now=now, life=CA_LIFE)
     return Bundle(
         authority,
@@ -155,12 +159,12 @@ class BundleSecret:
         self._now = now
 
     async def read(self) -> Bundle | None:
-        """What is there; None while there is nothing. Raises TlsError and KubeError."""
+        """The bundle in the Secret; None while it is empty. Raises TlsError and KubeError."""
         secret = await self._secret()
         return None if secret is None or not secret.data else self._decoded(secret)
 
     async def ensure(self) -> Bundle:
-        """What is there, or made now if nothing is; its server's certificate renewed in time."""
+        """The bundle in the Secret, made now if there is none, with the server's certificate renewed in time."""
         made: Bundle | None = None
 
         def change(bundle: Bundle | None) -> Bundle:
@@ -173,7 +177,7 @@ class BundleSecret:
         return await self._change(change)
 
     async def rotate_client(self) -> Bundle:
-        """Make a new client's half. Raises TlsError when there is none yet."""
+        """Make a new client's pair. Raises TlsError when the Secret is empty."""
 
         def change(bundle: Bundle | None) -> Bundle:
             if bundle is None:
@@ -183,7 +187,7 @@ class BundleSecret:
         return await self._change(change)
 
     async def settle_client(self, used: str) -> Bundle:
-        """The client's certificate with this fingerprint was used: if it is the present one, the one before is over."""
+        """The client certificate with this fingerprint was used: if it is the new one, the old one is over."""
 
         def change(bundle: Bundle | None) -> Bundle:
             if bundle is None:
@@ -197,7 +201,7 @@ class BundleSecret:
         return f"Secret {self._namespace}/{self._name}"
 
     async def _change(self, change: Callable[[Bundle | None], Bundle]) -> Bundle:
-        """Write what `change` makes of what is there, or nothing when that is the same. Others may write meanwhile."""
+        """Write what `change` makes of the bundle in the Secret, if it differs; again when another has written."""
         while True:
             secret = await self._secret()
             before = None if secret is None or not secret.data else self._decoded(secret)

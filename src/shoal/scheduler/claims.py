@@ -29,7 +29,7 @@ _SECONDS: Final = 600.0
 
 
 class Claims:
-    """Writes what claims need, and waits for them."""
+    """Has the claims of pods bound to volumes before the pods are bound."""
 
     def __init__(self, client: Client, tables: ClusterTables, feasibility: Feasibility) -> None:
         self._client = client
@@ -43,7 +43,7 @@ class Claims:
         self._changed = asyncio.Event()
 
     def decisions(self, pod: Pod, node: str) -> list[VolumeDecision]:
-        """What is to be written; nothing for most pods."""
+        """What must be written for the claims of a pod on this node; nothing for most pods."""
         return self._feasibility.volume_decisions(pod, node) if pod.spec.volumes else []
 
     async def make_ready(self, decisions: list[VolumeDecision]) -> None:
@@ -60,7 +60,7 @@ class Claims:
             raise ClaimError(error.message if isinstance(error, ApiError) else str(error)) from error
 
     async def _write(self, decision: VolumeDecision) -> None:
-        """What the server answers goes into the cluster at once: the next pod must not choose the same volume."""
+        """Write one decision. The answer goes into the tables at once: the next pod must not choose the same volume."""
         if decision.volume is not None:
             name = decision.volume.metadata.name
             self._tables.set_volume(await self._client.patch(VOLUMES, name, decision.patch()))

@@ -1,4 +1,4 @@
-"""What may happen in a cluster that lets a pod fit which did not, and what of it a change of a node brings."""
+"""Events of the cluster that may let a pod fit which fitted nowhere, and those that a change of a node is."""
 
 from __future__ import annotations
 

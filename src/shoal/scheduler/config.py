@@ -38,7 +38,7 @@ class TlsConfig(_Section, frozen=True, kw_only=True):
     client_ca: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what is neither, or both."""
+        """Refuse a Secret together with files, and neither of both."""
         files = (self.certificate, self.key, self.client_ca)
         if self.secret is not None and any(files):
             raise ValueError("secret goes with no files: leave out one or the other")
@@ -60,7 +60,7 @@ class CallerLimits(_Section, frozen=True, kw_only=True):
     seconds: _Seconds = Bounds.seconds
 
     def bounds(self) -> Bounds:
-        """As the server takes them."""
+        """The limits in the form that the HTTP server takes."""
         return Bounds(
             connections=self.connections,
             per_peer=self.connections_per_peer,
@@ -111,10 +111,10 @@ class SchedulerConfig(_Section, frozen=True, kw_only=True):
 
     @property
     def extender_host(self) -> str:
-        """Where the extender answers."""
+        """The address that the extender listens on."""
         return self.host or ("127.0.0.1" if self.tls is None else "0.0.0.0")
 
     def __post_init__(self) -> None:
-        """Refuse what no type can tell."""
+        """Refuse what the types of the fields let through."""
         if self.policy not in POLICIES:
             raise ValueError(f"no policy {self.policy!r}: choose one of {', '.join(sorted(POLICIES))}")

@@ -1,8 +1,8 @@
 """When a leader gives up its lease of its own accord: its node is being drained, and another replica can lead.
 
 Only the leader is ready, and the disruption budget keeps the ready one. So the leader of a cordoned node lets another
-lead first; from then on its own pod may be evicted. Without another replica that runs on a node that is not cordoned
-it goes on: then there is nobody whom a drain could wait for.
+lead first; from then on its own pod may be evicted. It goes on leading while no other
+replica runs on a node that is not cordoned.
 
 No I/O. The own pod is found by its name in the namespace of the Lease; a process that is no pod never hands over.
 """

@@ -41,7 +41,7 @@ _SHUTDOWN_SECONDS: Final = 5.0
 _BACKLOG: Final = 128
 #: A pause when no socket can be had: the process has too many.
 _NO_SOCKET_SECONDS: Final = 0.1
-#: aiohttp tells of every broken request, which anybody can send at any rate. Our own failures are told here.
+#: aiohttp tells of every broken request, which anybody can send at any rate. Our own failures are logged here.
 _UNHEARD: Final = logging.getLogger(f"{__name__}.unheard")
 _UNHEARD.disabled = True
 _OPTIONS: Final[dict[str, Any]] = {
@@ -126,7 +126,7 @@ class Bodies:
 
 
 async def _let_go_on(request: web.BaseRequest) -> None:
-    """Tell a caller that waits for it to send its body."""
+    """Answer "100 Continue" to a caller that waits for it."""
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -142,7 +142,7 @@ class ConnectionSlot:
 
 
 class ConnectionSlots:
-    """All places, the oldest first."""
+    """The slots of all connections, the oldest first."""
 
     def __init__(self, total: int, per_peer: int) -> None:
         self._total = total
@@ -154,7 +154,7 @@ class ConnectionSlots:
         return len(self._slots)
 
     def take(self, peer: str) -> ConnectionSlot | None:
-        """A place for a newcomer; None when it gets none."""
+        """A slot for a new connection; None when it gets none."""
         if self._peers[peer] >= self._per_peer:
             return None
         if len(self._slots) >= self._total and not self._make_room(peer):
@@ -165,7 +165,7 @@ class ConnectionSlots:
         return slot
 
     def leave(self, slot: ConnectionSlot) -> None:
-        """The connection is over; told more than once is no matter."""
+        """Give a slot back; may be called more than once."""
         if slot in self._slots:
             del self._slots[slot]
             self._peers[slot.peer] -= 1
@@ -202,7 +202,7 @@ class ServerConnection(web.RequestHandler):
         self.shown = ""
 
     def begin(self) -> None:
-        """A request has its head here, and is being answered."""
+        """The head of a request has arrived, and the request is being answered."""
         self._slot.busy = True
         self._ahead = False
         self._stop_arriving()
@@ -210,7 +210,7 @@ class ServerConnection(web.RequestHandler):
             self.close()
 
     def end(self) -> None:
-        """It is answered."""
+        """The request is answered."""
         self._slot.busy = False
         if self._ahead:
             self._await_request()
@@ -284,7 +284,7 @@ async def serving(
     *,
     refused: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[int]:
-    """Serve while the block runs; gives the port, which is a free one for 0. `refused`: somebody got no place."""
+    """Serve while the block runs; gives the port, a free one for 0. `refused`: called when a caller gets no slot."""
     listener = _listening(host, port)
     server = web.Server(_answering(handler))
     door = _Door(server, bounds, context, refused)
@@ -298,7 +298,7 @@ async def serving(
 
 
 class _Door:
-    """Lets callers in."""
+    """Accepts connections."""
 
     def __init__(
         self, server: web.Server, bounds: Bounds, context: ssl.SSLContext | None, refused: Callable[[], None]
@@ -368,7 +368,7 @@ class _Door:
 
 
 def _answering(handler: Handler) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
-    """The handler, with the connection's clocks set and failures told."""
+    """The handler, with the connection's clocks set and failures logged."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol
@@ -452,7 +452,7 @@ def shown(request: web.BaseRequest) -> str:
 
 
 def rest(request: web.BaseRequest, path: str) -> str:
-    """What stands for the name in a path that ends with `ANY`."""
+    """The last part of a request's path, for a route that ends with `ANY`."""
     return request.path.removeprefix(path.removesuffix(ANY) + "/")
 
 

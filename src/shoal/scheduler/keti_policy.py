@@ -30,7 +30,7 @@ from shoal.scheduler.cluster_events import ClusterEvent
 log = logging.getLogger(__name__)
 
 REASON_POLICY: Final = "PolicyUnreadable"
-#: Problems of one ConfigMap that are told; more would not help anyone.
+#: Problems of one ConfigMap that are reported; more would not help anyone.
 MAX_PROBLEMS: Final = 10
 _KEYS: Final = frozenset(keti.encode_policy(keti.DEFAULT_POLICY))
 

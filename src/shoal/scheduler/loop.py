@@ -101,7 +101,7 @@ class Loop:
         self._join(pod, group, now)
         self.queue.add(self._waiting(pod, group), now)
         if not pod.spec.scheduling_gates:
-            # A request that cannot be read is told when the pod is tried.
+            # A request that cannot be read is reported when the pod is tried.
             with contextlib.suppress(RequestError):
                 self._state.wait(pod)
         self._stir.set()
@@ -121,7 +121,7 @@ class Loop:
             self.on_news(ClusterEvent.GANG)
 
     def on_news(self, news: ClusterEvent) -> None:
-        """Something happened that may help pods that wait."""
+        """Something happened that may let parked pods fit."""
         self._news |= news
         self._stir.set()
 
@@ -180,7 +180,7 @@ class Loop:
                 await asyncio.sleep(0)
 
     async def _rest(self, now: float) -> None:
-        """Until something happens or a pause ends."""
+        """Wait until something happens or a back-off ends."""
         for place, count in self.queue.counts().items():
             self._metrics.queue.set(count, place.value)
         self._stir.clear()
@@ -220,11 +220,11 @@ class Loop:
             self.queue.retry(waiting.uid, self._clock())
 
     def _has_place(self, uid: str) -> bool:
-        """The pod's Binding was accepted; the watch may still tell of moments before it, as if the pod waited."""
+        """Whether the pod has a booking: the watch may still show moments before its Binding, as if it waited."""
         return self._state.engine.ledger.booking(uid) is not None
 
     def _refuse(self, waiting: QueuedPod, pod: Pod, why: str) -> None:
-        """The pod cannot be met as written."""
+        """Park a pod whose request cannot be met as written, and say why."""
         self._metrics.decisions.inc(BY, "bad request")
         self._reporter.waiting(pod, why)
         self.queue.park(waiting.uid, ClusterEvent.POD_CHANGED | ClusterEvent.POLICY, self._clock())
@@ -282,7 +282,7 @@ class Loop:
         self.queue.park(waiting.uid, ClusterEvent.GANG, self._clock())
 
     def _try_gang(self, waiting: QueuedPod, gang: Gang) -> None:
-        """Place the members it takes in one go, or none."""
+        """Place all members that the gang needs at once, or none."""
         members = [waiting, *self.queue.take((uid for uid in gang.together if uid != waiting.uid), self._clock())]
         placed: list[_Placed] = []
         try:
@@ -293,7 +293,7 @@ class Loop:
             raise
         if parked or len(placed) < len(gang.together):
             self._undo(placed)
-            if not parked:  # a member is gone, and the watch has not told the gang yet
+            if not parked:  # a member is gone, and the gang does not know yet
                 self._retry(members)
             return
         for member, pod, allocation in placed:
@@ -362,7 +362,7 @@ class Loop:
 
 
 def _group(pod: Pod) -> PodGroup | None:
-    """The pod's group; None also when what it says cannot be read, which is told when the pod is tried."""
+    """The pod's group; None also when what it says cannot be read, which is reported when the pod is tried."""
     try:
         return decode_group(pod.metadata.labels, pod.metadata.annotations) if pod.metadata.labels else None
     except CodecError:

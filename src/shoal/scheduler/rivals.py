@@ -1,7 +1,7 @@
-"""Another scheduler that books the same cards. Two without a common lease do not see each other's decisions in time.
+"""Detects another scheduler that books the same cards: two without a common lease over-book cards.
 
 While this process leads, every pod that gets a node with a decision of Shoal's form was bound by it, unless there is
-another one. Who just began to lead may still see what the last leader wrote.
+another one. A new leader may still see what the last leader wrote.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Rivals:
         self._bound_here.put(uid, True)
 
     def on_pod(self, change: Change[Pod]) -> None:
-        """News of a pod."""
+        """A pod appeared, changed or went away."""
         old, new = change.old, change.new
         if new is None:
             self._bound_here.pop(change.object.metadata.uid)

@@ -1,4 +1,8 @@
-"""TLS by the certificates that the extender makes itself: kept in a Secret, renewed without a restart."""
+"""TLS of the extender: by files of the operator's, or by certificates that the extender makes itself.
+
+A caller without a certificate of the client CA gets no further than the handshake: no byte of a request is read. Both
+kinds of certificates are renewed without a restart.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ _REFUSED: Final = "this client certificate was replaced: give kube-scheduler wha
 
 
 class ServerTls(Protocol):
-    """What the server listens with."""
+    """The TLS side of a server."""
 
     @property
     def context(self) -> ssl.SSLContext:
@@ -50,7 +54,7 @@ class TlsFiles:
     client_ca: Path | None = None
 
     def context(self) -> ssl.SSLContext:
-        """What the server listens with. Raises TlsError."""
+        """A context with the files loaded. Raises TlsError."""
         context = server_context()
         if self.client_ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
@@ -65,7 +69,7 @@ class TlsFiles:
         return context
 
     def load(self, context: ssl.SSLContext) -> None:
-        """Take the files as they are now. Raises OSError."""
+        """Load the files as they are now. Raises OSError."""
         context.load_cert_chain(self.certificate, self.key)
         if self.client_ca is not None:
             context.load_verify_locations(self.client_ca)
@@ -83,7 +87,7 @@ class FileTls:
         self.context = files.context()
 
     async def admits(self, shown: str) -> str:
-        """The handshake has seen to it."""
+        """Everybody: the handshake has checked the certificate."""
         return ""
 
     async def keep(self) -> None:
@@ -93,7 +97,7 @@ class FileTls:
             self.renew()
 
     def renew(self) -> None:
-        """Take the files as they are now, if they are usable."""
+        """Load the files as they are now, if they are usable."""
         try:
             self._files.context()
             self._files.load(self.context)
@@ -109,7 +113,7 @@ def server_context() -> ssl.SSLContext:
 
 
 class OwnTls:
-    """What the server listens with, and which clients it knows."""
+    """TLS by the certificates in the Secret: the server's context, and which client certificates are accepted."""
 
     def __init__(self, secret: BundleSecret, bundle: Bundle) -> None:
         self._secret = secret
@@ -125,7 +129,7 @@ class OwnTls:
 
     @classmethod
     async def begun(cls, secret: BundleSecret) -> OwnTls:
-        """Take the Secret's certificates, which are made if it holds none."""
+        """TLS by the Secret's certificates, which are made if it holds none."""
         return cls(secret, await secret.ensure())
 
     async def admits(self, shown: str) -> str:
@@ -145,7 +149,7 @@ class OwnTls:
             await self.look()
 
     async def look(self) -> None:
-        """Take what the Secret holds now."""
+        """Use what the Secret holds now."""
         try:
             self._take(await self._secret.ensure())
         except (TlsError, KubeError) as error:

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from shoal.agent.errors import LimitError
 from shoal.agent.limits import cgroup
-from shoal.agent.limits.cgroup import decoded, encoded
+from shoal.agent.limits.cgroup import decoded
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.protocol import Driver, MemoryLimit
 from shoal.gpu.simulated import NEWEST, SimulatedNvml
 from shoal.kubelet.cdi import Hook
-from tests.agent.hook import build
+from tests.agent.hook import ask, build, encoded
 
 ROOT = Path("/sys/fs/cgroup")
 GIB = 2**30
@@ -158,7 +158,7 @@ def _mode(path: Path) -> int:
 async def test_many_hooks_at_once(socket_path: Path, served: SimulatedNvml) -> None:
     card = served.uuids()[0]
     answers = await asyncio.gather(
-        *(cgroup.ask(socket_path, f"/kubepods/pod{number}/c", [f"{card}={number + 1}"]) for number in range(100))
+        *(ask(socket_path, f"/kubepods/pod{number}/c", [f"{card}={number + 1}"]) for number in range(100))
     )
     assert answers == ["ok"] * 100
     for number in range(100):

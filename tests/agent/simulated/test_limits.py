@@ -11,6 +11,7 @@ from shoal.embedded.nodes.host import HookCall
 from shoal.model.contract import gpushare, shoal
 from shoal.model.gpu import Isolation
 from shoal.model.request import Share
+from tests.agent import hook
 from tests.agent.lab import GIB, Lab, memory_pod
 from tests.agent.simulated.conftest import NewLab, paths_of
 from tests.testbed.waiting import wait_for
@@ -22,7 +23,7 @@ async def play(call: HookCall) -> None:
     """What the hook's program does: it asks the agent, and fails unless that says ok."""
     _, door, *limits = call.hook.args
     try:
-        answer = await cgroup.ask(Path(door), call.cgroup.removeprefix(ROOT), limits)
+        answer = await hook.ask(Path(door), call.cgroup.removeprefix(ROOT), limits)
     except OSError as error:
         raise HookError(f"shoal-limit: {door}: {error.strerror}") from error
     if answer != cgroup.OK:

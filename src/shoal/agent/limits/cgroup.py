@@ -17,7 +17,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 PROGRAM: Final = "shoal-limit"
 OK: Final = "ok"
-_GREETING: Final = "limit 1"
+GREETING: Final = "limit 1"
 _HOOK: Final = "createRuntime"
 _VENDOR_CARD: Final = "--gpu-id="
 _HOOK_SECONDS: Final = 30
@@ -78,15 +78,10 @@ def vendor_edits(hooks: Iterable[Hook], memory_mib: Mapping[str, int]) -> Contai
     return ContainerEdits(env=(f"{nvidia.ENV_MEMORY_REQUEST}=0", f"{nvidia.ENV_MEMORY_LIMIT}={amounts.pop()}"))
 
 
-def encoded(cgroup: str, limits: Sequence[str]) -> bytes:
-    """A request on the wire, as the C program sends it."""
-    return "".join(f"{line}\n" for line in (_GREETING, cgroup, *limits)).encode()
-
-
 def decoded(raw: bytes) -> LimitRequest:
     """The request of a hook."""
     lines = raw.decode(errors="replace").split("\n")
-    if len(raw) > _MAX_REQUEST or len(lines) < 4 or lines[0] != _GREETING or lines[-1]:
+    if len(raw) > _MAX_REQUEST or len(lines) < 4 or lines[0] != GREETING or lines[-1]:
         raise LimitError(f"{shown(raw[:80])} is no request of {PROGRAM}: is it of another version?")
     cgroup, *asked = lines[1:-1]
     if not cgroup.startswith("/") or "\0" in cgroup or ".." in cgroup.split("/") or not cgroup.strip("/"):
@@ -108,17 +103,6 @@ def apply(nvml: Nvml, root: Path, request: LimitRequest) -> None:
             nvml.set_memory_limit(uuid, cgroup, MemoryLimit(hard_bytes=amount))
         except GpuError as error:
             raise LimitError(f"the memory limit of {amount // _MEBIBYTE} MiB could not be set: {error}") from error
-
-
-async def ask(socket_path: Path, cgroup: str, limits: Sequence[str]) -> str:
-    """Do what the C program does, for nodes that are simulated; the agent's answer."""
-    reader, writer = await asyncio.open_unix_connection(socket_path)
-    try:
-        writer.write(encoded(cgroup, limits))
-        writer.write_eof()
-        return (await reader.read()).decode(errors="replace").strip()
-    finally:
-        writer.close()
 
 
 def install(program: Path, folder: Path) -> Path:

@@ -36,7 +36,11 @@ from shoal.model.errors import shown
 
 log = logging.getLogger(__name__)
 
+TAKEN: Final = "GPUConfigTaken"
+REFUSED: Final = "GPUConfigRefused"
 MAX_BYTES: Final = 1 << 20
+_LOOK_SECONDS: Final = 5.0
+_WAIT_SECONDS: Final = 5.0
 _MOST_REPLICAS: Final = 1000
 _PREFIX: Final = f"{nvidia.DOMAIN}/"
 _TIME_SLICING: Final = nvidia.SHARING_STRATEGIES[1]
@@ -222,12 +226,6 @@ def _section(section: _Section, strategy: str, where: str, warnings: list[str]) 
             warnings.append(f"{name}: rename and devices are ignored, as NVIDIA's plugin ignores them")
         found[name] = Sharing(strategy, name, served, entry.replicas, fails)
     return tuple(found.values())
-
-
-TAKEN: Final = "GPUConfigTaken"
-REFUSED: Final = "GPUConfigRefused"
-_LOOK_SECONDS: Final = 5.0
-_WAIT_SECONDS: Final = 5.0
 
 
 class ConfigSource:

@@ -1,1 +1,1 @@
-"""The HTTP side of the scheduler: what kube-scheduler asks an extender, gpushare's inspect, health and metrics."""
+"""The HTTP side of the scheduler: what kube-scheduler asks an extender, and gpushare's inspect."""

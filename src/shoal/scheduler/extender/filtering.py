@@ -1,7 +1,7 @@
 """The verb filter: which of the nodes can take the pod, and for the others why not.
 
 kube-scheduler makes one message of all distinct reasons and writes it to the pod. So the words are the same for all
-nodes that are short of the same thing, and only the first few are told card by card.
+nodes that are short of the same thing, and only the first few are described card by card.
 
 Where nobody prefers a node for other reasons than its cards, kube-scheduler would take the node that the engine takes,
 once it had asked again and scored all others. With many nodes that costs more than the decision. So it gets just that
@@ -46,7 +46,7 @@ _Key = tuple[int, int]
 
 #: Few enough nodes to offer all that fit, and to say why the others do not.
 OFFER_ALL: Final = 64
-#: Nodes that are told card by card, and the longest that is told of one.
+#: Nodes that are described card by card, and the longest description of one.
 DETAILED: Final = 8
 MAX_DETAIL: Final = 300
 UNKNOWN_NODE: Final = "The node is not known to the GPU scheduler yet"
@@ -105,7 +105,7 @@ class EmptyNodes:
 
 @dataclass(frozen=True, slots=True)
 class OfferRule:
-    """When the best node alone is offered. `prefers`: would anybody rather have the pod on one node than another?"""
+    """When the best node alone is offered. `prefers`: whether the pod, a node or another pod prefers some nodes."""
 
     prefers: Callable[[Pod], bool]
     all_up_to: int = OFFER_ALL
@@ -116,7 +116,7 @@ class OfferRule:
 
 
 class FilterVerb:
-    """Filters nodes by their cards."""
+    """Filters nodes for kube-scheduler by what the engine says of them."""
 
     def __init__(
         self, state: ClusterState, holds: Holds, refused: RefusedPods, *, metrics: Metrics, offer: OfferRule
@@ -129,7 +129,7 @@ class FilterVerb:
         self._empty = EmptyNodes(state.engine.ledger)
 
     def __call__(self, pod: Pod, args: ExtenderArgs) -> Filtered:
-        """The answer. When it is one node the pod's cards are held there: kube-scheduler takes it without scoring."""
+        """The answer. When only one node passes, its cards are held: kube-scheduler takes it without scoring."""
         uid, names = pod.metadata.uid, args.names
         self._refused.drop(uid)
         try:
@@ -164,7 +164,7 @@ class FilterVerb:
         return Filtered(passed, *self._reasons(request, refused, rows[~fits], last=not count))
 
     def _best(self, pod: Pod, args: ExtenderArgs, among: BoolArray) -> Filtered | None:
-        """Only the node that the engine takes, with the cards held there; None when the pod fits nowhere."""
+        """The answer with only the node that the engine takes, its cards held; None when the pod fits nowhere."""
         held = self._holds.place(pod, among=among)
         if held is None:
             return None
@@ -173,13 +173,13 @@ class FilterVerb:
         return Filtered(passed)
 
     def _among(self, rows: Rows) -> BoolArray:
-        """The rows as a mask, without that of nodes nobody knows."""
+        """The rows as a mask, without the row of unknown nodes."""
         among = np.zeros(self._state.engine.ledger.columns.rows + 1, np.bool_)
         among[rows] = True
         return among[:-1]
 
     def _fitting(self, request: Request, rows: Rows) -> BoolArray:
-        """Whether each node can take the request. One row too many stands for nodes nobody knows."""
+        """Whether each node can take the request. The row after the last stands for unknown nodes."""
         fits: BoolArray = np.append(self._state.engine.fits(request), False)[rows]
         return fits
 
@@ -215,7 +215,7 @@ class FilterVerb:
         return failed, unresolvable
 
     def _told(self, names: Sequence[str], *reasons: tuple[BoolArray, str]) -> dict[str, str]:
-        """The nodes with their reasons. Mostly one reason is that of all, or of none."""
+        """The nodes under each reason, with the reason, counted in the metrics."""
         told: dict[str, str] = {}
         for which, reason in reasons:
             count = int(np.count_nonzero(which))
@@ -228,8 +228,8 @@ class FilterVerb:
     def _waits_for_holds(self, request: Request, among: BoolArray) -> bool:
         """Whether the pod would fit but for cards that are only held.
 
-        Then nothing may be concluded from the refusal: no pod be preempted, and none be left waiting for an event that
-        a hold which just ends does not make. kube-scheduler tries a pod again by itself after an error.
+        Such a refusal must not count: no pod may be preempted for it, and the end of a hold is no event that would make
+        kube-scheduler try the pod again. After an error it tries the pod again by itself.
         """
         ledger = self._state.engine.ledger
         held_on: dict[str, set[str]] = {}
@@ -243,7 +243,7 @@ class FilterVerb:
 
 
 def rows_of(state: ClusterState, names: Sequence[str]) -> Rows:
-    """The rows of nodes; the one after the last for a node nobody knows."""
+    """The rows of nodes; a node that is not known has the row after the last."""
     unknown = state.engine.ledger.columns.rows
     return np.fromiter(map(state.rows.get, names, repeat(unknown)), np.intp, len(names))
 

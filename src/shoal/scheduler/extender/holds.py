@@ -2,9 +2,8 @@
 
 kube-scheduler binds in the background and scores the next pod meanwhile; the node it took shows only when the bind
 arrives. So the cards of the best node are booked when they are scored, under the pod's UID, and the bind uses exactly
-these. A hold ends with the bind, with the pod's next filter, with the pod, or after half a minute: whatever becomes of
-it, nothing is lost but a while in which others do not see those cards. It is a booking like any other, so it can never
-give a card twice.
+these. A hold ends with the bind, with the pod's next filter, with the pod, or after half a minute; until then
+the cards are not free for others. It is a booking like any other, so it can never give a card twice.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Hold:
 
 
 class Holds:
-    """All holds, the oldest first. They live equally long, so the first to end stands in front."""
+    """All holds, the oldest first: all last equally long, so the first is the first to end."""
 
     def __init__(
         self, state: ClusterState, *, clock: Callable[[], float], metrics: Metrics, seconds: float = HOLD_SECONDS
@@ -81,12 +80,12 @@ class Holds:
         return hold.allocation
 
     def release(self, uid: str) -> None:
-        """The pod is tried anew: what it held before is free."""
+        """End the pod's hold: the pod is tried anew."""
         if uid in self._holds:
             self._end(uid, "replaced")
 
     def expire(self) -> None:
-        """End what is over; called before every question and from time to time."""
+        """End the holds whose time is over; called before every verb and from time to time."""
         now = self._clock()
         while self._holds:
             uid, hold = next(iter(self._holds.items()))

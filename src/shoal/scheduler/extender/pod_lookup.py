@@ -24,7 +24,7 @@ MOST: Final = 64
 
 
 class PodLookup:
-    """Looks pods up. `on_pod` is to hear of changes after the cluster state has."""
+    """Looks up pods that wait. `on_pod` must be told of changes after the cluster state was."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
@@ -44,7 +44,7 @@ class PodLookup:
         return pod
 
     async def until_shown(self, asked: ObjectMeta, *, seconds: float = SECONDS) -> None:
-        """Return when the watch has shown a pod as new as a caller has it, or a moment later."""
+        """Wait until the watch has shown the pod as new as the caller has it, but not longer than `seconds`."""
         if self._count >= MOST:
             return
         self._count += 1
@@ -74,7 +74,7 @@ class PodLookup:
                 del self._awaited[uid]
 
     def on_pod(self, change: Change[Pod]) -> None:
-        """News of a pod."""
+        """A pod appeared, changed or went away."""
         for heard in self._awaited.get(change.object.metadata.uid, ()):
             if not heard.done():
                 heard.set_result(None)

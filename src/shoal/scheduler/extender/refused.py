@@ -45,7 +45,7 @@ class _RefusedPod:
 
 
 class RefusedPods:
-    """The pods that fit nowhere when they were asked for, each with the nodes it was asked for."""
+    """The pods that filter refused on all nodes of a request, each with those nodes."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
@@ -57,11 +57,11 @@ class RefusedPods:
         return len(self._pods)
 
     def add(self, pod: Pod, among: BoolArray) -> None:
-        """The pod fits on none of these rows."""
+        """Remember a pod that fits on none of these rows."""
         self._pods.put(pod.metadata.uid, _RefusedPod(pod, among))
 
     def drop(self, uid: str) -> None:
-        """The pod is asked for again."""
+        """Forget the pod: filter is asked for it again."""
         self._pods.pop(uid)
 
     def asked(self, uid: str) -> BoolArray | None:
@@ -74,7 +74,7 @@ class RefusedPods:
         return self._fitting(self._state.request(pod))
 
     def fitting(self) -> list[Pod]:
-        """Pods that fit by now, some at a time. They are not told again before they are refused again."""
+        """Pods that fit by now, at most `AT_ONCE`. Each is returned once for every refusal."""
         version = self._state.engine.ledger.columns.version
         if not self._pods or version == self._looked_at:
             return []
@@ -100,11 +100,11 @@ class RefusedPods:
         try:
             return self._state.engine.fits(request)
         except PolicyError:
-            return np.zeros(0, np.bool_)  # told when it is asked for
+            return np.zeros(0, np.bool_)  # reported when filter is asked for the pod
 
 
 class WatchLag:
-    """Compares the nodes a pod was refused on with what they have left. `short` says where a pod lacks resources."""
+    """Whether kube-scheduler seems to know of room that the ledger does not. `short`: where a pod lacks resources."""
 
     def __init__(
         self,

@@ -99,7 +99,7 @@ class Extender:
             await asyncio.gather(*chores, return_exceptions=True)
 
     async def _tend(self) -> None:
-        """Holds end, and pods fit again, also when nobody asks."""
+        """End holds and point out pods that fit by now, also while nobody asks."""
         while True:
             await asyncio.sleep(_TEND_SECONDS)
             if not self._not_ready():
@@ -131,7 +131,7 @@ class Extender:
         return await self._asked(request, self._verbs.preempt)
 
     async def _asked(self, request: web.BaseRequest, verb: Verb) -> web.StreamResponse:
-        """A verb whose answer has no room for an error."""
+        """Answer a verb whose answer cannot carry an error: by the HTTP status."""
         reason = self._not_ready()
         if reason:
             raise web.HTTPServiceUnavailable(text=reason)

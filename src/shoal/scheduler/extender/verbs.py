@@ -115,7 +115,7 @@ class BindVerb:
         self._clock = clock
 
     async def __call__(self, args: BindingArgs) -> str:
-        """What went wrong, in words; nothing when the pod is bound."""
+        """Bind the pod: what went wrong, in words; empty when the pod is bound."""
         started = self._clock()
         try:
             pod = self._pod(args)
@@ -189,19 +189,19 @@ class PreemptVerb:
         }
 
     def _is_there(self, node: str, victims: Iterable[PodOnNode]) -> bool:
-        """kube-scheduler takes an answer with no victim, or one that is not bound to the node, for an error."""
+        """Whether there are victims and all are bound to the node; kube-scheduler takes anything else for an error."""
         pods = [self._state.pod(victim.uid) for victim in victims]
         return bool(pods) and all(pod is not None and pod.spec.node_name == node for pod in pods)
 
 
 class Verb(Protocol):
-    """A verb on the pod as the watch has shown it; `newest`: unless the caller has a newer one."""
+    """A verb on the pod as the watch has shown it. `newest`: UnknownPodError if the caller has a newer version."""
 
     def __call__(self, body: bytes, *, newest: bool = False) -> bytes: ...
 
 
 class Verbs:
-    """Answers kube-scheduler on the state of the cluster. `try_again` has it ask for a pod once more."""
+    """Answers kube-scheduler from the state of the cluster. `try_again` makes kube-scheduler try a pod once more."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class Verbs:
             self._try_again(pod)
 
     async def on_newest(self, verb: Verb, body: bytes) -> bytes:
-        """The verb's answer. When the watch does not show its pod as it is now, it gets a moment for that.
+        """The verb's answer on the newest version of the pod, for which the watch is waited a moment.
 
         Raises WireError and UnknownPodError.
         """

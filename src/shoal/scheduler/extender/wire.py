@@ -142,7 +142,7 @@ def read_args(body: bytes) -> ExtenderArgs:
 
 
 def read_binding(body: bytes) -> BindingArgs:
-    """The request of bind. What cannot be the name of anything is refused: nothing is tried with it."""
+    """The request of bind. Values that cannot be names are refused."""
     args = _read(_BindingArgs, body)
     given = {
         "PodName": _text(args.pod_name),
@@ -202,7 +202,7 @@ def preempt_answer(victims: Mapping[str, Victims]) -> bytes:
 
 
 def _read(kind: type[S], content: bytes) -> S:
-    """One of Go's documents. Only when a key is missing are the others looked through for its other spellings."""
+    """A document that Go wrote. When a key is missing, its other spellings are looked for."""
     try:
         read: S = _decoder(kind).decode(content)
         if any(getattr(read, name) is UNSET for name in kind.__struct_fields__):
@@ -215,7 +215,7 @@ def _read(kind: type[S], content: bytes) -> S:
 
 
 def _readable(content: bytes) -> bytes:
-    """What is sent back unread must be text all the same; a decoder that skips it does not look."""
+    """The content, checked to be UTF-8: it is sent back as it came, and the decoder checks only what it reads."""
     try:
         content.decode()
     except UnicodeDecodeError as error:

@@ -57,7 +57,7 @@ class ValueColumn(Generic[V]):
         return self._known.get(value, NONE)
 
     def where(self, test: Callable[[V], bool], *, absent: bool = False) -> BoolArray:
-        """The rows whose value passes; `absent` is for those without."""
+        """The rows whose value passes the test; `absent` is the answer for rows without a value."""
         table = np.fromiter((test(value) for value in self._known), np.bool_, len(self._known))
         return self.spread(table, absent=absent)
 
@@ -68,7 +68,7 @@ class ValueColumn(Generic[V]):
         return self.spread(table)
 
     def spread(self, table: BoolArray, *, absent: bool = False) -> BoolArray:
-        """What a table by value says, by row."""
+        """A table by value as an array by row."""
         full = np.empty(len(self._known) + 1, np.bool_)
         full[:-1] = table
         full[-1] = absent
@@ -76,7 +76,7 @@ class ValueColumn(Generic[V]):
         return result
 
     def counts(self, test: Callable[[V], int]) -> FloatArray:
-        """A number of each row's value; 0 for those without."""
+        """What `test` gives for each row's value; 0 for rows without a value."""
         table = np.zeros(len(self._known) + 1)
         table[:-1] = [test(value) for value in self._known]
         result: FloatArray = table[self.ids]
@@ -84,7 +84,7 @@ class ValueColumn(Generic[V]):
 
     @property
     def cluttered(self) -> bool:
-        """Most of the values are of the past."""
+        """Whether most of the values are those of no row any more."""
         return len(self._known) > 2 * len(self.ids) + _SLACK
 
     def _id(self, value: V | None) -> int:
@@ -110,12 +110,12 @@ class FreeResources:
         return array
 
     def change(self, row: int, more: Mapping[str, int]) -> None:
-        """The node has so much more of these."""
+        """Add to what is free on a row; negative amounts take away."""
         for name, amount in more.items():
             self.of(name)[row] += amount
 
     def take(self, row: int, requests: ResourceRequests, pods: int) -> None:
-        """So many pods with these requests come, or leave when negative."""
+        """Take the requests of so many pods from what is free on a row; a negative number gives back."""
         self.amounts[kubernetes.RESOURCE_PODS][row] -= pods
         for name, amount in requests:
             self.of(name)[row] -= pods * min(amount, MOST)

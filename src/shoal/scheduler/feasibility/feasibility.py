@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Where a pod may run, and where it would rather."""
+    """Where a pod may run, which nodes it prefers, and why the others were rejected."""
 
     allowed: BoolArray
     #: 0 to 100, 0 where it may not run; None when nothing is preferred to anything.
@@ -68,7 +68,7 @@ class _Findings:
         self._found: dict[str, tuple[tuple[object, ...], object]] = {}
 
     def once(self, what: str, key: tuple[object, ...], find: Callable[[], T]) -> T:
-        """What was found under this key, found now if it was not."""
+        """What was found under this key; found now if the key is another than last time."""
         known = self._found.get(what)
         if known is None or known[0] != key:
             known = self._found[what] = (key, find())
@@ -87,7 +87,7 @@ class Feasibility:
         self._terms_version = -1
 
     def verdict(self, pod: Pod) -> Verdict:
-        """Where the pod may run. The pod itself must not be among the cluster's."""
+        """Where the pod may run. The pod itself must not be in the tables."""
         findings = self._findings_for(pod)
         effects = self._label_effects(pod, findings.constraints)
         known = findings.verdicts.get(effects)
@@ -131,7 +131,7 @@ class Feasibility:
         return rows
 
     def prefers(self, pod: Pod) -> bool:
-        """Whether anybody would rather have the pod on one node than on another: the pod, a node or another pod."""
+        """Whether the pod, a taint of a node or a pod on a node prefers some nodes for the pod to others."""
         constraints = self._findings_for(pod).constraints
         return (
             bool(constraints.preferred_nodes or constraints.preferred_spread or constraints.info.affinity.preferred)
@@ -326,7 +326,7 @@ _NO_VOLUMES: Final = VolumeView()
 
 
 def _sorted_out(alive: BoolArray, groups: tuple[Rejections, ...]) -> tuple[BoolArray, tuple[Rejection, ...]]:
-    """What is left, and who refused first."""
+    """The rows that no filter rejects, and for each other row the filter that rejected it first."""
     left = alive.copy()
     rejections = []
     for group in groups:

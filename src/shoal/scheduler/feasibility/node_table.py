@@ -1,7 +1,7 @@
-"""Nodes by row: labels, taints, cordon, and what they have to give.
+"""Nodes by row: labels, taints, cordon and allocatable resources.
 
-A label is turned into a column when somebody first asks about it, and kept from then on; a change of one that nobody
-asked about is none. Masks over all rows are remembered per selector and set of tolerations until a node changes in a
+A label is turned into a column when somebody first asks about it, and kept from then on; changes of other
+labels are passed over. Masks over all rows are remembered per selector and set of tolerations until a node changes in a
 way that could alter them; heartbeats do not.
 """
 
@@ -68,7 +68,7 @@ class NodeTable:
         self._changed()
 
     def set(self, row: int, node: Node) -> tuple[bool, dict[str, int]]:
-        """Whether the node differs from what was known, and by how much its resources do."""
+        """Set the node of a row: whether it differs from what was known, and by how much its resources do."""
         old = self.nodes[row]
         self.nodes[row] = node
         alike = old is not None and self._alike(old, node)
@@ -80,7 +80,7 @@ class NodeTable:
         return not alike or bool(more), more
 
     def _alike(self, old: Node, new: Node) -> bool:
-        """Whether nothing changed that anybody has asked about."""
+        """Whether the two agree in name, taints, cordon and all labels that have a column."""
         if (old.metadata.name, old.spec.taints, old.spec.unschedulable) != (
             new.metadata.name,
             new.spec.taints,
@@ -91,7 +91,7 @@ class NodeTable:
         return before == after or all(before.get(key) == after.get(key) for key in self._labels)
 
     def remove(self, row: int) -> dict[str, int]:
-        """By how much the row's resources shrink."""
+        """Clear a row: the change of its resources."""
         self.nodes[row] = None
         self.alive[row] = self.cordoned[row] = False
         self._names.set(row, None)
@@ -154,7 +154,7 @@ class NodeTable:
         return mask
 
     def named(self, names: Iterable[str]) -> BoolArray:
-        """The nodes that are called all of this: none, when the names differ."""
+        """The nodes whose name is each of these: none when two names differ."""
         mask = self.alive.copy()
         for name in names:
             mask &= self._names.where_one_of((name,))
@@ -183,7 +183,7 @@ class NodeTable:
         return mask
 
     def rows(self, selector: NodeSelector | None) -> IntArray:
-        """The rows that match, in numbers; None matches all. Not remembered: such selectors come by the thousand."""
+        """The rows that match, in numbers; None matches all. Not cached: there are thousands of volumes' selectors."""
         if selector is None:
             return np.flatnonzero(self.alive)
         if len(selector.terms) == 1 and len(selector.terms[0].labels) == 1 and not selector.terms[0].names:
@@ -218,7 +218,7 @@ class NodeTable:
 
 
 def tolerates_cordon(tolerations: tuple[Toleration, ...]) -> bool:
-    """Whether such pods may go to nodes that take no new ones."""
+    """Whether pods with these tolerations may go to cordoned nodes."""
     return not untolerated((_CORDON,), tolerations, _KEEP_AWAY)
 
 

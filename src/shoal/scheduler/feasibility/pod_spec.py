@@ -67,7 +67,7 @@ class HostPort:
     address: str
 
     def clashes(self, address: str) -> bool:
-        """Whether somebody who has the port on this address is in the way."""
+        """Whether a pod that has the port on this address is in conflict with this one."""
         return self.address in (_ANY_ADDRESS, address) or address == _ANY_ADDRESS
 
 
@@ -273,7 +273,7 @@ class PodReader:
 
 
 class _UnreadableError(ValueError):
-    """A part of a manifest that is not of its form."""
+    """A part of a pod's spec that is not of its type."""
 
     def __init__(self, plugin: str, message: str) -> None:
         super().__init__(message)
@@ -321,7 +321,7 @@ def _claims(pod: Pod) -> tuple[MountedClaim, ...]:
 
 
 def mounted(pod: Pod) -> tuple[str, ...]:
-    """The claims the pod shares with others, if others mount them too."""
+    """The claims that the pod mounts by name, which other pods may mount too."""
     return tuple(
         v.persistent_volume_claim.claim_name for v in pod.spec.volumes if v.persistent_volume_claim is not None
     )

@@ -60,7 +60,7 @@ class SelectorIndex(Generic[T]):
                 self._filed.pop(pair, None)
 
     def candidates(self, labels: Labels) -> Iterator[T]:
-        """Each thing once whose selector could match these labels."""
+        """What was added with a selector that may match these labels, each once."""
         yield from self._rest
         if self._filed:
             for item in labels.items():
@@ -192,14 +192,14 @@ class PodTable:
         return placed
 
     def remove(self, uid: str) -> PlacedPod | None:
-        """Count a pod no more."""
+        """Take a pod out of all counts."""
         placed = self.placed.pop(uid, None)
         if placed is not None:
             self._count(placed, -1)
         return placed
 
     def same(self, placed: PlacedPod, pod: Pod, row: int, info: PodInfo) -> bool:
-        """Whether the pod says nothing new."""
+        """Whether a pod is counted as it is now."""
         return (
             placed.row == row
             and placed.info is info
@@ -320,7 +320,7 @@ class PodTable:
         return self._namespaces.get(name, {})
 
     def set_namespace(self, name: str, labels: Labels | None) -> bool:
-        """Whether that changes anything; None for a namespace that is gone."""
+        """Set the labels of a namespace, None when it is gone; whether that changes anything."""
         if self._namespaces.get(name) == labels:
             return False
         if labels is None:

@@ -70,7 +70,7 @@ class StorageTable:
         self.version = 0
 
     def set_volume(self, volume: PersistentVolume) -> bool:
-        """Whether that changes anything; so for the others."""
+        """Set a volume; whether that changes anything. The other methods answer the same."""
         name = volume.metadata.name
         old = self.volumes.get(name)
         if old is not None:

@@ -53,7 +53,7 @@ class ClusterTables:
             self.version += 1
 
     def _clear_of_others(self, row: int, name: str) -> None:
-        """A row that was another node's: pods of that one are not this one's."""
+        """Remove the pods of another node that had this row before."""
         epoch, last = self._left.get(row, (0, name))
         if last == name:
             return

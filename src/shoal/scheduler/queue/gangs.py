@@ -1,4 +1,4 @@
-"""Who must go together: pods of one group are placed all or not at all.
+"""Gangs: pods of one group are placed all or not at all.
 
 Nothing is held while members are missing. Once enough are there, counting those that have a place already, the loop
 books all it takes in one go and gives everything back if one does not fit. A group that has its minimum takes further
@@ -21,7 +21,7 @@ GangKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A group as it stands."""
+    """A group and its members as they are now."""
 
     key: GangKey
     #: The largest size a member asks for.
@@ -30,8 +30,6 @@ class Gang:
     waiting: tuple[str, ...]
     #: Members that have a place.
     bound: tuple[str, ...]
-    #: What is wrong with the group, for a person; empty when nothing is.
-    problem: str = ""
 
     @property
     def missing(self) -> int:
@@ -71,9 +69,9 @@ class Gangs:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def wait(self, uid: str, namespace: str, group: PodGroup, now: float, *, order: tuple[float, ...] = ()) -> GangKey:
-        """A member waits for a place, its gates gone. The lowest `order` goes first, then who came first."""
-        return self._enter(_Member(uid, group, bound=False, order=order), namespace, now)
+    def wait(self, uid: str, namespace: str, group: PodGroup, now: float) -> GangKey:
+        """A member waits for a place, its gates gone. Who came first goes first."""
+        return self._enter(_Member(uid, group, bound=False), namespace, now)
 
     def bound(self, uid: str, namespace: str, group: PodGroup, now: float) -> GangKey:
         """A member has a node. One that has succeeded counts for as long as its pod exists; one that failed is gone."""
@@ -96,24 +94,15 @@ class Gangs:
         if group is None:
             return None
         members = group.members.values()
-        waiting = sorted((member for member in members if not member.bound), key=lambda member: member.order)
-        sizes = sorted(group.sizes)
-        problem = ""
-        if len(sizes) > 1:
-            problem = (
-                f"members of pod group {_named(key)} ask for {' and '.join(map(str, sizes))} pods at once, the largest "
-                f"counts: give all the same {NAME_MINIMUM}"
-            )
         return Gang(
             key,
-            sizes[-1],
-            tuple(member.uid for member in waiting),
+            max(group.sizes),
+            tuple(member.uid for member in members if not member.bound),
             tuple(member.uid for member in members if member.bound),
-            problem,
         )
 
     def late(self, now: float) -> list[Late]:
-        """Groups whose time is over, each told once until it was complete again."""
+        """Groups that have lacked members for too long; each is returned once until it has been complete again."""
         found = []
         for key, since in self._incomplete.items():
             if key not in self._told and now >= since + self._timeout(key):
@@ -169,7 +158,6 @@ class _Member:
     uid: str
     group: PodGroup
     bound: bool
-    order: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -180,7 +168,7 @@ class _Group:
     bound: int = 0
 
     def enter(self, member: _Member) -> None:
-        """In the place it had, if it is known."""
+        """Add a member; one that is known keeps its place in the order."""
         self._count(self.members.get(member.uid), -1)
         self.members[member.uid] = member
         self._count(member, +1)
@@ -189,7 +177,7 @@ class _Group:
         self._count(self.members.pop(uid), -1)
 
     def lacks_members(self) -> bool:
-        """Somebody waits, and cannot be placed for want of others."""
+        """Whether members wait that cannot be placed because others are missing."""
         return self.bound < len(self.members) < max(self.sizes, default=0)
 
     def _count(self, member: _Member | None, sign: int) -> None:

@@ -24,7 +24,7 @@ Key = tuple[Any, ...]
 
 
 class Heap:
-    """Pods by uid, sorted by a key, the lowest first. What is taken out of the middle is passed over later."""
+    """A sorted collection of pods by UID, the lowest key first, from which any may be taken in logarithmic time."""
 
     __slots__ = ("_items", "_keys")
 
@@ -80,7 +80,7 @@ class Standing:
         return self.namespace, self.priority
 
     def is_above(self, other: Standing) -> bool:
-        """The other has to stand back for this one. Of pods of two namespaces with one priority neither has."""
+        """Whether this pod goes before the other. Of pods of two namespaces with one priority neither does."""
         if self.group == other.group:
             return self.urgency > other.urgency
         return self.priority > other.priority
@@ -93,7 +93,7 @@ def standing_of(pod: Pod) -> Standing:
 
 
 class ActivePod(Protocol):
-    """A pod as the line knows it. `arrival` stays; tickets are exchanged."""
+    """A pod as the active queue knows it. `arrival` stays; tickets are exchanged."""
 
     arrival: int
     ticket: int
@@ -106,7 +106,7 @@ class ActivePod(Protocol):
 
 
 class ActiveQueue:
-    """Pods that are ready, each in logarithmic time."""
+    """The pods that are ready to be tried; each operation takes logarithmic time."""
 
     __slots__ = ("_groups", "_there", "_turns")
 
@@ -122,7 +122,7 @@ class ActiveQueue:
         self._groups.setdefault(standing.group, Heap()).push(pod.uid, (-standing.urgency, pod.arrival))
 
     def leave(self, uid: str) -> None:
-        """The pod goes, with the ticket it holds. One that is not in line may be named."""
+        """Remove the pod, with the ticket it holds; a pod that is not in the queue is passed over."""
         pod = self._there.pop(uid, None)
         if pod is None:
             return
@@ -133,7 +133,7 @@ class ActiveQueue:
             del self._groups[pod.standing.group]
 
     def call(self) -> str | None:
-        """The pod to try next; it holds the ticket of the turn from now on, and stays in line."""
+        """The pod to try next; it holds the ticket of the turn from now on, and stays in the queue."""
         holder = self._turns.first()
         if holder is None:
             return None
@@ -150,5 +150,5 @@ class ActiveQueue:
 
 
 def turn(pod: ActivePod) -> tuple[int, int]:
-    """What the line is sorted by, the lowest first."""
+    """The sort key of the active queue, the lowest first."""
     return -pod.standing.priority, pod.ticket

@@ -14,7 +14,7 @@ Whether pods fit, and what an event means, is not decided here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
@@ -59,7 +59,7 @@ class QueuedPod:
 
     @property
     def equals(self) -> Hashable:
-        """The same for pods of which one try speaks for all."""
+        """A key that is the same for equal pods: what one try of them finds holds for all."""
         if self.gang is not None:
             return "gang", self.gang
         return ("pod", self.uid) if self.template is None else ("template", self.template, self.standing)
@@ -69,13 +69,10 @@ class QueuedPod:
         return Standing(self.namespace, self.priority, self.urgency)
 
 
-Where = Callable[[QueuedPod], bool]
-
-
 class SchedulingQueue:
     """Pods in the order in which they are to be tried: by priority, then by when they first came.
 
-    What a pod says of its own urgency moves it among those of its namespace and priority alone (`line`).
+    What a pod says of its own urgency moves it among those of its namespace and priority alone (`order`).
     """
 
     def __init__(self) -> None:
@@ -142,7 +139,7 @@ class SchedulingQueue:
     # A try and how it ends
 
     def pop(self, now: float) -> QueuedPod | None:
-        """The pod to try now; it is in flight until `park`, `retry` or `remove` says how the try ended."""
+        """The pod to try next; it is in flight until `park`, `retry` or `remove` says how the try ended."""
         self.sweep(now)
         while (uid := self._backoff.first()) is not None and self._entries[uid].due <= now:
             entry = self._entries[uid]
@@ -152,7 +149,7 @@ class SchedulingQueue:
         return None if uid is None else self._fly(self._entries[uid])
 
     def take(self, uids: Iterable[str], now: float) -> list[QueuedPod]:
-        """Pull these pods out, from wherever they wait: members of a gang go together. Others than waiting are left."""
+        """Pull these pods out, wherever they wait, as a gang goes together. Gated pods and those in flight stay."""
         self._now = now
         entries = [self._entries[uid] for uid in dict.fromkeys(uids) if uid in self._entries]
         return [self._fly(entry) for entry in entries if entry.place not in (QueuePlace.GATED, QueuePlace.IN_FLIGHT)]
@@ -191,20 +188,19 @@ class SchedulingQueue:
 
     # What happens meanwhile
 
-    def wake(self, events: ClusterEvent, now: float, *, where: Where | None = None) -> None:
-        """Something happened. With `where` it matters to these pods only, and finding them takes a look at each."""
+    def wake(self, events: ClusterEvent, now: float) -> None:
+        """Something happened: of equal pods that are parked for it one is woken."""
         self._now = now
         if not events:
             return
         for entry in self._flight.values():
-            if where is None or where(entry.pod):
-                entry.missed |= events
+            entry.missed |= events
         for reasons in [reasons for reasons in self._by_reason if reasons & events]:
             for equals, parked in list(self._by_reason[reasons].items()):
-                self._wake_one(self._equals[equals], [parked], where)
+                self._wake_one(self._equals[equals], [parked])
 
     def sweep(self, now: float) -> None:
-        """Bring back one of those equal pods of which none was tried for long."""
+        """Make one of equal pods active of which none was tried for long."""
         self._now = now
         while self._tried:
             (equals, reasons), since = next(iter(self._tried.items()))
@@ -217,7 +213,7 @@ class SchedulingQueue:
             entry.leads = True
 
     def next_time(self) -> float | None:
-        """When `pop` can find something that no call brought."""
+        """When `pop` may find a pod without any further call."""
         times = []
         uid = self._backoff.first()
         if uid is not None:
@@ -252,16 +248,16 @@ class SchedulingQueue:
             entry.leads = False
             equals = self._equals.get(entry.pod.equals)
             if equals is not None:
-                self._wake_one(equals, equals.parked.values(), None)
+                self._wake_one(equals, equals.parked.values())
 
-    def _wake_one(self, equals: _EqualPods, groups: Iterable[_ParkedPods], where: Where | None) -> None:
-        """See to it that one of these equal pods is tried after now, as early as may be."""
-        lead = self._first(equals.active, where)
+    def _wake_one(self, equals: _EqualPods, groups: Iterable[_ParkedPods]) -> None:
+        """Make sure that one of these equal pods is tried from now on, as early as possible."""
+        lead = self._first(equals.active)
         if lead is None:
-            ready = [entry for parked in groups if (entry := self._first(parked.ready(self._now), where))]
-            lead = min(ready, key=lambda entry: entry.order, default=None) or self._first(equals.backoff, where)
+            ready = [entry for parked in groups if (entry := self._first(parked.ready(self._now)))]
+            lead = min(ready, key=lambda entry: entry.order, default=None) or self._first(equals.backoff)
         if lead is None:
-            resting = [entry for parked in groups if (entry := self._first(parked.resting, where))]
+            resting = [entry for parked in groups if (entry := self._first(parked.resting))]
             lead = min(resting, key=lambda entry: entry.due, default=None)
         if lead is None:
             return
@@ -270,9 +266,8 @@ class SchedulingQueue:
             self._ready(lead)
         lead.leads = True
 
-    def _first(self, uids: Iterable[str], where: Where | None) -> _QueueEntry | None:
-        entries = (self._entries[uid] for uid in uids)
-        return next((entry for entry in entries if where is None or where(entry.pod)), None)
+    def _first(self, uids: Iterable[str]) -> _QueueEntry | None:
+        return next((self._entries[uid] for uid in uids), None)
 
     def _note_try(self, equals: Hashable, reasons: ClusterEvent) -> None:
         self._tried.pop((equals, reasons), None)
@@ -327,7 +322,7 @@ class _QueueEntry:
     __slots__ = ("arrival", "due", "leads", "missed", "place", "pod", "reasons", "ticket")
 
     def __init__(self, pod: QueuedPod, arrival: int) -> None:
-        #: Its number in the order of arrival, and the number whose turn is its own: `line` exchanges them.
+        #: Its number in the order of arrival, and the number whose turn is its own: `order` exchanges them.
         self.arrival = self.ticket = arrival
         self.pod = pod
         self.place = QueuePlace.GATED
@@ -349,12 +344,12 @@ class _QueueEntry:
 
     @property
     def order(self) -> Key:
-        """Sorts equal pods, and those whose backoff ends at once. It stays while the pod is not in line."""
+        """Sorts equal pods, and those whose backoff ends at once. It stays while the pod is not in the active queue."""
         return turn(self)
 
 
 class _EqualPods:
-    """Where equal pods are."""
+    """Equal pods, by the place they are in."""
 
     __slots__ = ("active", "backoff", "parked")
 

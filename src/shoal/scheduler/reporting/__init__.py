@@ -1,1 +1,1 @@
-"""What people are told about pods that wait."""
+"""What people are told about their pods: events, conditions, and why a pod does not fit."""

@@ -26,7 +26,7 @@ from shoal.placement.ledger import Ledger, NodeLedger
 from shoal.scheduler.cluster_events import ClusterEvent
 from shoal.scheduler.feasibility.feasibility import Verdict
 
-#: Nodes that are told card by card, and cards of each.
+#: Nodes that are described card by card, and cards of each.
 _CLOSEST: Final = 3
 _CARDS: Final = 8
 
@@ -126,7 +126,7 @@ def other_refusals(engine: Engine, request: Request) -> Iterator[tuple[str, Bool
 
 
 def _closest(engine: Engine, pod_class: PodClass, short: BoolArray) -> str:
-    """The nodes with the most free on one card, told card by card."""
+    """The nodes with the most free on one card, described card by card."""
     if not pod_class.needs:
         return ""
     columns = engine.ledger.columns
@@ -142,7 +142,7 @@ def _closest(engine: Engine, pod_class: PodClass, short: BoolArray) -> str:
 
 
 def node_refusal(engine: Engine, node: NodeLedger, request: Request) -> str:
-    """Why a node cannot take the pod, card by card; empty when only CPU or memory are short, which are told apart."""
+    """Why a node cannot take the pod, card by card; empty when only CPU or memory are short, which the counts show."""
     refusal = next((one for one in engine.explain(request, node) if one.filter != NODE_RESOURCES), None)
     if refusal is None:
         return ""
@@ -155,7 +155,7 @@ def node_refusal(engine: Engine, node: NodeLedger, request: Request) -> str:
 
 
 def _never(ledger: Ledger, pod_class: PodClass) -> str:
-    """What to change when no card of the cluster, were it empty, could ever do."""
+    """What to change in the request when no card of the cluster could take it even if it were empty."""
     selector = pod_class.selector
     if selector.uuids or selector.not_uuids:
         return ""
@@ -173,6 +173,6 @@ def _never(ledger: Ledger, pod_class: PodClass) -> str:
 
 
 def placed(node: str, cards: Sequence[tuple[int, str]]) -> str:
-    """The end of the story: the node, and the cards by index and UUID."""
+    """Where a pod was placed, in words: the node, and the cards by index and UUID."""
     where = ", ".join(f"GPU{index} ({uuid})" for index, uuid in cards)
     return f"{node}, {where}" if where else node

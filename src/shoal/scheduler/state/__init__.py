@@ -1,1 +1,1 @@
-"""The scheduler's picture of the cluster, and how the watch keeps it true."""
+"""The state of the cluster, kept by the watch: requests, holdings and bookings of pods."""

@@ -2,9 +2,9 @@
 
 Nodes become inventories, bound pods bookings, in the engine's ledger and in the tables the filters read. Both are
 written here and nowhere else, and always together. What the watch shows wins over what was assumed; an assumption whose
-outcome is open stays booked until it is known. A record is not a proof: the pod's request bounds it, the first that was
-believed stays, and what a node's agent says is held counts more. A pod that is over holds its cards until its node says
-that it has left them.
+outcome is open stays booked until it is known. The annotations of a pod are not a proof: the pod's
+request bounds them, the first that were believed stay, and what a node's agent says is held counts more. A pod that has
+ended holds its cards until its node says that it has left them.
 
 No I/O: the watch calls the methods `on_…`; what somebody should hear goes through `report`.
 """
@@ -77,7 +77,7 @@ _RECORDED: Final = (Origin.OWN, Origin.FOREIGN)
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was understood of a bound pod, so that the same is not read twice."""
+    """What was read of a bound pod, so that it is not read again."""
 
     node: str
     decision: tuple[str | None, ...]
@@ -109,7 +109,7 @@ class ClusterState:
         self._pods: dict[str, Pod] = {}
         self._nodes: dict[str, Node] = {}
         self._seen: dict[str, _Seen] = {}
-        #: The words in which decisions of here are written, until the watch shows them.
+        #: The annotations in which decisions are being written, until the watch shows them.
         self._written: dict[str, tuple[str | None, ...]] = {}
         self._sick: dict[str, frozenset[int]] = {}
         self._priorities: Counter[int] = Counter()
@@ -142,11 +142,11 @@ class ClusterState:
         return self.engine.ledger.row_of(node)
 
     def lowest_priority(self) -> int:
-        """That of the least important pod that holds anything."""
+        """The lowest priority of all pods that have a booking."""
         return min(self._priorities, default=MAX_PRIORITY)
 
     def version(self) -> tuple[int, int]:
-        """Grows whenever a decision could come out differently."""
+        """Changes whenever a decision could come out differently."""
         return self.engine.ledger.columns.version, self.tables.version
 
     # Decisions
@@ -174,11 +174,11 @@ class ClusterState:
         return allocation
 
     def write(self, uid: str, annotations: Mapping[str, str]) -> None:
-        """The booked decision is about to be written in these words: when the watch shows them, it is as booked."""
+        """The decision is about to be written in these annotations; when the watch shows them, it is confirmed."""
         self._written[uid] = decision_in(annotations)
 
     def cancel(self, uid: str, *, quietly: bool = False) -> None:
-        """The decision is void: what the watch showed last is true. Quietly: it was never more than a try."""
+        """Cancel a decision that was not written: what the watch showed last counts. `quietly`: no event is told."""
         self._written.pop(uid, None)
         pod = self._pods.get(uid)
         if pod is not None and pod.spec.node_name:
@@ -188,7 +188,7 @@ class ClusterState:
             self._leave(uid, self.engine.release, quietly=quietly)
 
     def take_out(self, uid: str) -> None:
-        """As if the pod were not there, whatever it holds: for those who ask what would be."""
+        """Remove the pod and what it holds, to find out what would be without it."""
         self._written.pop(uid, None)
         self._pods.pop(uid, None)
         self._leave(uid, self.engine.remove)
@@ -266,7 +266,7 @@ class ClusterState:
         self._news(ClusterEvent.VOLUMES)
 
     def sweep(self) -> None:
-        """Let go of pods that vanished from nodes which do not tell of their end, when their time is over."""
+        """Release the cards of pods that vanished from nodes without an agent, when their time is over."""
         now = self._clock()
         for uid, leaving in list(self._leaving.items()):
             if self._held.of(leaving.node) is None and leaving.until <= now:
@@ -356,9 +356,9 @@ class ClusterState:
         self._look_for_over_booking(name)
 
     def _keep_for_nobody(self, node: str, uid: str) -> None:
-        """A node says that a pod holds cards which the API server does not show there: they are in use all the same.
+        """Book cards that a node says are held by a pod which the API server does not show there.
 
-        Booked under a name of the node's, so that it can say nothing about pods of other nodes.
+        The key is the node's own, so that a node can say nothing about pods of other nodes.
         """
         cards, ledger = self._held.cards(node, uid), self.engine.ledger
         known = ledger.booking(uid)
@@ -382,7 +382,7 @@ class ClusterState:
     # Pods
 
     def _end(self, pod: Pod, version: int) -> None:
-        """The pod is over: its cards are free now, or when its node has said so."""
+        """The pod has ended: its cards are free now, or when its node has said so."""
         uid = pod.metadata.uid
         held = self.engine.ledger.booking(uid)
         node = pod.spec.node_name
@@ -402,14 +402,14 @@ class ClusterState:
         try:
             request = self.request(pod)
         except RequestError:
-            return  # told when it is booked
+            return  # reported when it is booked
         seen = _Seen(held.node, decision_in(pod.metadata.annotations), Origin.OWN, pod.spec.priority or 0)
         self._seen[pod.metadata.uid] = seen
         self._priorities[seen.priority] += 1
         self.engine.confirm(booking(pod, request, held.allocation), request)
 
     def _let_go(self, uid: str) -> None:
-        """A pod that is over has left its cards."""
+        """A pod that has ended has left its cards."""
         del self._leaving[uid]
         self._leave(uid, self.engine.remove)
 
@@ -430,7 +430,7 @@ class ClusterState:
         self._add_to_filters(pod, node)
 
     def _book_changed(self, pod: Pod, known: _Seen) -> Origin:
-        """The record of a bound pod is another one now. The first that was believed stays: who decides does not."""
+        """The decision in a bound pod's annotations has changed. A decision that was believed before stays booked."""
         booked = self.engine.ledger.booking(pod.metadata.uid)
         if booked is not None and booked.node == pod.spec.node_name and known.origin in _RECORDED:
             self._report(pod, REASON_CHANGED, "its record of cards was changed after it was bound: that has no effect")
@@ -531,7 +531,7 @@ class ClusterState:
             try:
                 allocation = self.engine.decide(request, among=self._only(node))
             except PolicyError:
-                allocation = None  # told when somebody tries to place it
+                allocation = None  # reported when somebody tries to place it
             if allocation is not None:
                 return allocation
         return on_emptiest_cards(node_ledger, node, request)
@@ -568,7 +568,7 @@ class ClusterState:
         return among
 
     def _look_for_over_booking(self, name: str) -> None:
-        """Tell of each over-booked card once, until it is sound again."""
+        """Report each over-booked card once, until it is over-booked no more."""
         node_ledger = self.engine.ledger.node(name)
         if node_ledger is None:
             self._over = {card for card in self._over if card[0] != name} if self._over else self._over
@@ -597,7 +597,7 @@ class ClusterState:
 
 
 def _for_nobody(node: str, uid: str) -> str:
-    """The name under which is booked what a node says of a pod that the API server does not show there."""
+    """The key of a booking for a pod that a node says holds cards and the API server does not show there."""
     return f"{node}/{uid}"
 
 
@@ -610,7 +610,7 @@ A = TypeVar("A", bound=np.generic)
 
 
 def _of_length(values: npt.NDArray[A], rows: int) -> npt.NDArray[A]:
-    """The filters keep room for more rows than there are, and may not have met the newest."""
+    """An array of the tables with as many rows as the ledger: tables have spare rows, or lack the newest."""
     if len(values) >= rows:
         return values[:rows]
     return np.concatenate((values, np.zeros(rows - len(values), values.dtype)))

@@ -1,9 +1,13 @@
-"""What a bound pod holds, from what it carries: the booking that the ledger keeps for it.
+"""What a bound pod holds, and which pods that have ended still hold their cards. Pure.
 
-What its node's agent says it was given counts most. Before that the decision in the pod's annotations does, whoever
-made it, as far as the pod asks for it. A pod that holds cards and carries no decision that can be believed is given
-cards the engine would choose on its node, or, when none are free, the emptiest ones: too much booked in one place is
-better than a card that looks free and is not.
+What the agent of its node says a pod was given counts most (`shoal.dev/held`). Where the agent says nothing, the
+decision in the pod's annotations counts, whoever made it, as far as the pod asks for it. A pod that asks for cards and
+has no decision that can be believed is booked on cards that the engine would choose on its node, or, when none are
+free, on the emptiest ones: too much booked on one card is better than a card that looks free and is not.
+
+The API server forgets a pod that is deleted by force at once, and whoever may write a pod's status can say that it has
+ended; its containers use their cards until they are gone. The node's agent knows when. On a node without an agent the
+pod's last status is believed, and a pod that vanished while its containers ran has a time to end.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ class BookedPod:
 
 
 def decision_in(annotations: Mapping[str, str]) -> tuple[str | None, ...]:
-    """The annotations that tell which cards a pod has: while these and the node are the same, so is its holding."""
+    """The annotations that tell which cards a pod has; while they and the node stay the same, so does its booking."""
     return tuple(annotations.get(name) for name in RECORD_ANNOTATIONS) if annotations else ()
 
 
@@ -66,7 +70,7 @@ def holding_of(
 ) -> BookedPod:
     """The holding of a pod bound to a node. `inventory` is None while the node is not known.
 
-    `given` is what its node's agent says it has, `no_room` why the node cannot have meant an allocation.
+    `given` is what its node's agent says it has; `no_room` says why an allocation has no room on the node.
     """
     node = pod.spec.node_name
     problem = ""
@@ -92,7 +96,7 @@ def holding_of(
 
 
 def claims_for_nothing(pod: Pod, request: Request) -> bool:
-    """Whether a pod that asks for no card has a record of some. Replicas are asked for by a name of their own."""
+    """Whether a pod that asks for no card has a record of some; replicas have a resource of their own."""
     if request.containers or shoal.ANNOTATION_ALLOCATION not in pod.metadata.annotations:
         return False
     containers = (*pod.spec.init_containers, *pod.spec.containers)
@@ -100,17 +104,17 @@ def claims_for_nothing(pod: Pod, request: Request) -> bool:
 
 
 def given_by_node(node: str, cards: tuple[CardShare, ...]) -> Allocation:
-    """What a node's agent says was given, as an allocation: of which container is not told."""
+    """What a node's agent says a pod was given, as an allocation without names of containers."""
     return Allocation(node, (ContainerAllocation("", cards),))
 
 
 def booking(pod: Pod, request: Request, allocation: Allocation) -> Booking:
-    """The entry in the ledger."""
+    """The entry of a pod in the ledger."""
     return Booking(pod.metadata.uid, allocation, request.cpu_milli, request.memory_mib)
 
 
 def on_its_cards(booking: Booking, node: NodeLedger | None) -> bool:
-    """Whether the node has all cards of the booking, by the names that are booked: they change with who tells them."""
+    """Whether the node has all cards of the booking by the names in it, which differ between inventories."""
     cards = {} if node is None else node.cards
     names = (card.uuid for container in booking.allocation.containers for card in container.cards)
     return all(name in cards and cards[name].gpu is not None for name in names)
@@ -136,16 +140,16 @@ def on_emptiest_cards(node: NodeLedger | None, name: str, request: Request) -> A
 
 
 class HeldByNodes:
-    """The last word of every agent, by node."""
+    """What the agent of each node last said is held."""
 
     def __init__(self) -> None:
         self._written: dict[str, str] = {}
         self._held: dict[str, Held] = {}
 
     def take(self, node: Node) -> set[str] | None:
-        """Take in what the node says; the pods of which it says something else now, None if it says what it said.
+        """Read what the node says: the pods of which it says something new, None when nothing has changed.
 
-        CodecError if that cannot be read: what it said before holds.
+        Raises CodecError when it cannot be read; then what it said before still counts.
         """
         name = node.metadata.name
         written = held_written(node.metadata.annotations, node.status.capacity)
@@ -170,7 +174,7 @@ class HeldByNodes:
         return self._held.get(node)
 
     def pods(self, node: str) -> dict[str, tuple[CardShare, ...]]:
-        """What pods hold on a node by the word of its agent."""
+        """What pods hold on a node, as its agent says."""
         held = self._held.get(node)
         return {} if held is None else dict(held.pods)
 
@@ -182,9 +186,9 @@ class HeldByNodes:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A pod that is over by the API server and may still hold its cards: until its node, or the time, says otherwise.
+    """A pod that has ended for the API server and may still hold its cards, at most until `until`.
 
-    `version` is that of the API server in which the pod was over.
+    `version` is the resource version in which it had ended.
     """
 
     node: str
@@ -193,7 +197,7 @@ class Leaving:
 
 
 def has_left(pod: Pod, version: int, held: Held | None) -> bool:
-    """Whether a pod that is over has left its cards; `held` is the word of its node's agent."""
+    """Whether a pod that has ended has left its cards; `held` is what its node's agent says."""
     if held is not None:
         return held.releases(pod.metadata.uid, version)
     statuses = (*pod.status.init_container_statuses, *pod.status.container_statuses)

@@ -26,7 +26,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Requests:
-    """What pods ask for."""
+    """The requests of pods, each template read once."""
 
     def __init__(self, unit: MemoryUnit) -> None:
         self._unit = unit
@@ -51,7 +51,7 @@ class Requests:
 
 
 def template_key(pod: Pod) -> bytes:
-    """The same for all pods with the same request."""
+    """A key that is the same for pods with the same request."""
     spec, meta = pod.spec, pod.metadata
     return _encode(
         (
@@ -66,7 +66,7 @@ def template_key(pod: Pod) -> bytes:
 
 
 def placement_key(pod: Pod) -> bytes:
-    """The same for all pods that fit in the same places: what they ask for, and all they say about nodes and pods."""
+    """A key that is the same for pods that fit in the same places: their request and all that filters read of them."""
     spec = pod.spec
     return _encode(
         (

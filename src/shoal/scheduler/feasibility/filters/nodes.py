@@ -45,7 +45,7 @@ def matching_nodes(nodes: NodeTable, wanted: RequiredNodeAffinity) -> BoolArray 
 
 
 def port_rejections(pods: PodTable, wanted: tuple[HostPort, ...], size: int) -> Rejections:
-    """Another pod has a host port that the pod wants."""
+    """The nodes where another pod has a host port that the pod wants."""
     rows = np.zeros(size, np.bool_)
     for port in wanted:
         taken = pods.ports.get((port.protocol, port.number), {})
@@ -56,7 +56,7 @@ def port_rejections(pods: PodTable, wanted: tuple[HostPort, ...], size: int) -> 
 
 
 def ports_free(pods: PodTable, wanted: tuple[HostPort, ...], row: int, gone: tuple[PlacedPod, ...]) -> bool:
-    """Whether the ports were free on one row, were these pods not there."""
+    """Whether the ports of the row would be free without the pods in `gone`."""
     for port in wanted:
         taken = Counter(pods.ports.get((port.protocol, port.number), {}).get(row, ()))
         taken.subtract(
@@ -72,7 +72,7 @@ def ports_free(pods: PodTable, wanted: tuple[HostPort, ...], row: int, gone: tup
 
 
 def fit_rejections(tables: ClusterTables, requests: ResourceRequests) -> Rejections:
-    """The node has too little left. Every resource that is short is told."""
+    """The nodes that have too little left, once for each resource that is short."""
     short = []
     never = np.zeros(tables.nodes.size, np.bool_)
     for name, amount in ((kubernetes.RESOURCE_PODS, 1), *requests):
@@ -93,7 +93,7 @@ def fit_rejections(tables: ClusterTables, requests: ResourceRequests) -> Rejecti
 
 
 def fits(tables: ClusterTables, requests: ResourceRequests, row: int, gone: tuple[PlacedPod, ...]) -> bool:
-    """Whether there were enough on one row, were these pods not there."""
+    """Whether the row would have enough of everything without the pods in `gone`."""
     freed = [placed for placed in gone if placed.row == row]
     if tables.free.of(kubernetes.RESOURCE_PODS)[row] + len(freed) < 1:
         return False

@@ -113,7 +113,7 @@ def _choose(tables: ClusterTables, claim: PersistentVolumeClaim, taken: dict[str
 
 
 def _could_be(known: KnownVolume, claim: PersistentVolumeClaim) -> bool:
-    """Whether size, mode and promises allow it."""
+    """Whether the claim could have the volume, by size, mode and promises."""
     spec = known.volume.spec
     return (
         (spec.claim_ref is None or _is_promised(known.volume, claim))
@@ -143,7 +143,7 @@ def _selector(claim: PersistentVolumeClaim) -> LabelSelector | None:
 
 @dataclass(frozen=True, slots=True)
 class VolumeView:
-    """What a pod's claims say, whatever other pods do."""
+    """Where a pod's claims let it run, whatever other pods there are."""
 
     #: The filter and the reason why the pod can run nowhere.
     fault: tuple[str, str] | None = None
@@ -281,7 +281,7 @@ def _elsewhere(nodes: NodeTable, known: KnownVolume) -> BoolArray:
 def exclusive_claim_rejections(
     tables: ClusterTables, constraints: PodConstraints, exclusive: tuple[str, ...], gone: tuple[PlacedPod, ...] = ()
 ) -> Rejections:
-    """Another pod has a claim that only one may use."""
+    """All nodes, if another pod has a claim that only one pod may use."""
     for name in exclusive:
         users = Counter(tables.pods.claims.get((constraints.namespace, name), {}))
         for placed in gone:
