@@ -1,4 +1,4 @@
-"""Books and what nodes say is held: a record is not a proof, and gone is when the node says so."""
+"""The cluster state and what nodes say is held: a record is not a proof, and gone is when the node says so."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDED = {
 
 
 class OnNode:
-    """Books that know one node with two cards of 16 GiB, and what its agent says."""
+    """A state that knows one node with two cards of 16 GiB, and what its agent says."""
 
     def __init__(self) -> None:
         self.told = Told()
