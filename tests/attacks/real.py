@@ -102,7 +102,7 @@ class RealArena:
         self._on = on
 
     def _refuses(self) -> set[bool]:
-        """Whether pods and templates are refused that ask for two kinds of GPU, have a record, or choose their cards."""
+        """Whether pods and templates that ask for two kinds of GPU, have a record or choose their cards are refused."""
         plain = self.container("main")
         greedy = plain | {"resources": {"limits": {"aliyun.com/gpu-mem": "1", "nvidia.com/gpu": "1"}}}
         choosing = plain | {"env": [{"name": nvidia.ENV_VISIBLE_DEVICES, "value": "all"}]}
