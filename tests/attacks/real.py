@@ -141,11 +141,10 @@ class RealArena:
         own = [int(hard) for _, _, _, hard, path in limits if path.endswith(f"/{container_id}")]
         return own[-1] // 2**20 if own else None
 
-    def first_process(self, uid: str, container: str) -> int:
-        """The first process of a container that runs."""
+    def first_processes(self, uid: str, container: str) -> list[int]:
+        """The first process of a container, if it runs."""
         found = [pid for pid, pod, _ in containers(self._node.cgroup.path) if pod == uid]
-        (pid,) = [pid for pid in found if environment(pid).get(NAME) == container]
-        return pid
+        return [pid for pid in found if environment(pid).get(NAME) == container]
 
     def crash(self, namespace: str, pod: str) -> None:
         for pid, uid, _ in containers(self._node.cgroup.path):

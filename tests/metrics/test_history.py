@@ -15,21 +15,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.metrics import history
-from shoal.metrics.history import MINUTES, RAW, History, Level, Point, Series, read
+from shoal.metrics.history import MINUTES, RAW, HistoryLevel, HistoryWriter, Point, Series, read
 
 USED = Series("memory", "GPU-1")
 HEAT = Series("temperature", "GPU-1")
-SMALL = Level("raw", records=10, seconds=1000, segments=3, bytes=1 << 20)
+SMALL = HistoryLevel("raw", records=10, seconds=1000, segments=3, bytes=1 << 20)
 
 
-Opened = Callable[..., History]
+Opened = Callable[..., HistoryWriter]
 
 
 @pytest.fixture
 def opened() -> Iterator[Opened]:
     """Opens histories, which end with the test."""
     with contextlib.ExitStack() as stack:
-        yield lambda *args, **kwargs: stack.enter_context(contextlib.closing(History(*args, **kwargs)))
+        yield lambda *args, **kwargs: stack.enter_context(contextlib.closing(HistoryWriter(*args, **kwargs)))
 
 
 def test_samples_come_back(tmp_path: Path, opened: Opened) -> None:
@@ -61,7 +61,7 @@ def test_the_oldest_go(tmp_path: Path, opened: Opened) -> None:
 
 
 def test_bytes_are_bounded(tmp_path: Path, opened: Opened) -> None:
-    level = Level("raw", records=1000, seconds=1e9, segments=1000, bytes=64 << 10)
+    level = HistoryLevel("raw", records=1000, seconds=1e9, segments=1000, bytes=64 << 10)
     written = opened(tmp_path, raw=level, minutes=SMALL)
     many = {Series("memory", f"GPU-{number}"): 1.0 for number in range(100)}
     for number in range(1000):
@@ -184,8 +184,8 @@ def test_a_full_disk_loses_the_sample_and_no_other(tmp_path: Path, opened: Opene
 _WRITER = """
 import sys, time
 from pathlib import Path
-from shoal.metrics.history import History, Series
-history = History(Path(sys.argv[1]))
+from shoal.metrics.history import HistoryWriter, Series
+history = HistoryWriter(Path(sys.argv[1]))
 for number in range(10**9):
     history.write(float(number), {Series("memory", f"GPU-{card}"): number for card in range(8)})
     print(number, flush=True)

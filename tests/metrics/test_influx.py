@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.metrics.influx import BATCH_POINTS, InfluxBuffer, InfluxPoint, Verdict, cause_of, line, verdict
+from shoal.metrics.influx import BATCH_POINTS, InfluxBuffer, InfluxPoint, InfluxVerdict, cause_of, line, verdict
 
 
 @pytest.mark.parametrize(
@@ -99,20 +99,20 @@ def test_long_values_are_cut() -> None:
 @pytest.mark.parametrize(
     ("status", "answer", "points", "expected"),
     [
-        (204, "", 10, Verdict.DONE),
-        (400, '{"error":"partial write: field type conflict"}', 10, Verdict.REFUSED),
-        (400, '{"error":"unable to parse"}', 10, Verdict.SPLIT),
-        (400, '{"error":"unable to parse"}', 1, Verdict.REFUSED),
-        (404, '{"error":"database not found: \\"multimetric\\""}', 10, Verdict.NO_DATABASE),
-        (404, "page not found", 10, Verdict.LATER),
-        (401, "authorization failed", 10, Verdict.LATER),
-        (413, "too large", 10, Verdict.SPLIT),
-        (413, "too large", 1, Verdict.REFUSED),
-        (429, "", 10, Verdict.LATER),
-        (503, "timeout", 10, Verdict.LATER),
+        (204, "", 10, InfluxVerdict.DONE),
+        (400, '{"error":"partial write: field type conflict"}', 10, InfluxVerdict.REFUSED),
+        (400, '{"error":"unable to parse"}', 10, InfluxVerdict.SPLIT),
+        (400, '{"error":"unable to parse"}', 1, InfluxVerdict.REFUSED),
+        (404, '{"error":"database not found: \\"multimetric\\""}', 10, InfluxVerdict.NO_DATABASE),
+        (404, "page not found", 10, InfluxVerdict.LATER),
+        (401, "authorization failed", 10, InfluxVerdict.LATER),
+        (413, "too large", 10, InfluxVerdict.SPLIT),
+        (413, "too large", 1, InfluxVerdict.REFUSED),
+        (429, "", 10, InfluxVerdict.LATER),
+        (503, "timeout", 10, InfluxVerdict.LATER),
     ],
 )
-def test_verdicts(status: int, answer: str, points: int, expected: Verdict) -> None:
+def test_verdicts(status: int, answer: str, points: int, expected: InfluxVerdict) -> None:
     assert verdict(status, answer, points=points) is expected
 
 
@@ -168,9 +168,9 @@ def test_a_cause_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     buffer = InfluxBuffer()
     with caplog.at_level(logging.WARNING):
         for number in range(50):
-            buffer.count(Verdict.REFUSED, [b"x"], f'unable to parse "m x={number}": bad timestamp {number}')
-        buffer.count(Verdict.REFUSED, [b"x"], "field type conflict")
-        buffer.count(Verdict.DONE, [b"x"] * 3)
+            buffer.count(InfluxVerdict.REFUSED, [b"x"], f'unable to parse "m x={number}": bad timestamp {number}')
+        buffer.count(InfluxVerdict.REFUSED, [b"x"], "field type conflict")
+        buffer.count(InfluxVerdict.DONE, [b"x"] * 3)
     assert len(caplog.records) == 2
     assert (buffer.refused, buffer.written) == (51, 3)
     assert cause_of("a 'b' 12") == cause_of("a 'cc' 7")

@@ -57,7 +57,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class HistoryLevel:
     """How finely and how long: a segment begins after `records` samples or `seconds` of them; `segments` are kept."""
 
     name: str
@@ -67,18 +67,18 @@ class Level:
     bytes: int
 
 
-RAW: Final = Level("raw", records=1440, seconds=3600, segments=25, bytes=192 << 20)
-MINUTES: Final = Level("minutes", records=1440, seconds=86400, segments=8, bytes=64 << 20)
+RAW: Final = HistoryLevel("raw", records=1440, seconds=3600, segments=25, bytes=192 << 20)
+MINUTES: Final = HistoryLevel("minutes", records=1440, seconds=86400, segments=8, bytes=64 << 20)
 _MINUTE: Final = 60.0
 
 _encode = msgspec.msgpack.Encoder().encode
 _names: Final = msgspec.msgpack.Decoder(list[Series])
 
 
-class History:
+class HistoryWriter:
     """Writes what is measured. One writer per folder; readers need none of it."""
 
-    def __init__(self, folder: Path, *, raw: Level = RAW, minutes: Level = MINUTES) -> None:
+    def __init__(self, folder: Path, *, raw: HistoryLevel = RAW, minutes: HistoryLevel = MINUTES) -> None:
         self._raw = _LevelWriter(folder, raw)
         self._minutes = _LevelWriter(folder, minutes)
         self._sums: dict[Series, tuple[float, int]] = {}
@@ -106,7 +106,7 @@ class History:
 class _LevelWriter:
     """The segments of one level: the last is open, the oldest go."""
 
-    def __init__(self, folder: Path, level: Level) -> None:
+    def __init__(self, folder: Path, level: HistoryLevel) -> None:
         self._folder = folder
         self._level = level
         self._file: IO[bytes] | None = None
@@ -215,7 +215,7 @@ class _LevelWriter:
 
 def read(
     folder: Path,
-    level: Level,
+    level: HistoryLevel,
     *,
     since: float = float("-inf"),
     until: float = float("inf"),

@@ -83,7 +83,7 @@ def _plain(value: str) -> str:
     return _LINE_ENDS.sub(" ", value).replace("\0", "").rstrip("\\")
 
 
-class Verdict(Enum):
+class InfluxVerdict(Enum):
     """What becomes of a batch."""
 
     DONE = "written"
@@ -97,18 +97,18 @@ class Verdict(Enum):
     NO_DATABASE = "no database"
 
 
-def verdict(status: int, answer: str, *, points: int) -> Verdict:
+def verdict(status: int, answer: str, *, points: int) -> InfluxVerdict:
     """What an HTTP answer means for a batch of so many points."""
     if 200 <= status < 300:
-        return Verdict.DONE
+        return InfluxVerdict.DONE
     if status == 404 and "database not found" in answer:
-        return Verdict.NO_DATABASE
+        return InfluxVerdict.NO_DATABASE
     if status in (400, 422):
         # A partial write has taken what was good. Otherwise nothing was taken, and one bad point may be the cause.
-        return Verdict.REFUSED if points == 1 or "partial write" in answer else Verdict.SPLIT
+        return InfluxVerdict.REFUSED if points == 1 or "partial write" in answer else InfluxVerdict.SPLIT
     if status == 413:
-        return Verdict.SPLIT if points > 1 else Verdict.REFUSED
-    return Verdict.LATER
+        return InfluxVerdict.SPLIT if points > 1 else InfluxVerdict.REFUSED
+    return InfluxVerdict.LATER
 
 
 @dataclass(slots=True)
@@ -155,9 +155,9 @@ class InfluxBuffer:
             self.waiting_bytes -= len(self._lines.popleft())
             self.dropped += 1
 
-    def count(self, verdict: Verdict, lines: list[bytes], answer: str = "") -> None:
+    def count(self, verdict: InfluxVerdict, lines: list[bytes], answer: str = "") -> None:
         """A batch came to its end. Of a partial write the server does not say how much it took: all count as refused"""
-        if verdict is Verdict.DONE:
+        if verdict is InfluxVerdict.DONE:
             self.written += len(lines)
             return
         self.refused += len(lines)
