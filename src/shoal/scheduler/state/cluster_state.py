@@ -363,6 +363,8 @@ class ClusterState:
         cards, ledger = self._held.cards(node, uid), self.engine.ledger
         known = ledger.booking(uid)
         if known is not None and known.node == node:
+            if cards and uid in self._leaving:  # it was given cards just before its end, maybe others than were thought
+                ledger.confirm(Booking(uid, given_by_node(node, cards)))
             return  # it is leaving, or on its way here
         if cards is not None:
             ledger.confirm(Booking(_for_nobody(node, uid), given_by_node(node, cards)))
