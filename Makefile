@@ -38,7 +38,7 @@ chaos: kube
 
 fuzz: ## Try a million mutants on the scheduler's watch, endpoints and socket, and thousands of a tenant's lies (30 minutes)
 fuzz: .venv/.installed
-	@SHOAL_FUZZ=$${SHOAL_FUZZ:-1000000} $(PY) -m pytest -p no:logging tests/scheduler/test_fuzz.py tests/attacks/test_fuzz.py $(ARGS)
+	@SHOAL_FUZZ=$${SHOAL_FUZZ:-1000000} $(PY) -m pytest -p no:logging tests/scheduler/test_fuzz.py tests/scheduler/extender/test_flood.py tests/attacks/test_fuzz.py $(ARGS)
 
 soak: ## Try for hours what a change has minutes for: chance 20 times as often, large clusters, make fuzz, make chaos
 soak: kube

@@ -35,7 +35,7 @@ from shoal.scheduler.queue.order import Standing
 
 log = logging.getLogger(__name__)
 
-#: Nodes on which victims are looked for: a tenth of all, but this many if there are as many.
+#: Victims are looked for on a tenth of all nodes, but on this many at least.
 MIN_CANDIDATES: Final = 100
 NEVER: Final = "Never"
 

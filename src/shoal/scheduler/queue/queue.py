@@ -322,7 +322,7 @@ class _QueueEntry:
     __slots__ = ("arrival", "due", "leads", "missed", "place", "pod", "reasons", "ticket")
 
     def __init__(self, pod: QueuedPod, arrival: int) -> None:
-        #: Its number in the order of arrival, and the number whose turn is its own: `order` exchanges them.
+        #: Its number in the order of arrival, and its ticket, which `order` exchanges.
         self.arrival = self.ticket = arrival
         self.pod = pod
         self.place = QueuePlace.GATED
@@ -331,7 +331,7 @@ class _QueueEntry:
         self.reasons = ClusterEvent(0)
         #: What happened while it was in flight.
         self.missed = ClusterEvent(0)
-        #: Its equals wait for what becomes of it.
+        #: Its equals are parked until its try has ended.
         self.leads = False
 
     @property
