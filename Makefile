@@ -21,16 +21,16 @@ demo: ## Run the examples on a cluster with simulated GPUs
 demo: .venv/.installed
 	@.venv/bin/shoal demo $(ARGS)
 
-# Three workers on two cores, since some tests wait. Compiled code is kept, whatever the shell says: the tests start
+# Two workers a core, since tests wait half of the time. Compiled code is kept, whatever the shell says: the tests start
 # hundreds of processes that load the same modules.
 test: ## Run the tests on every core (ARGS="-k ledger" picks some)
 test: .venv/.installed
 	@echo '#include <stdio.h>' | gcc -E - >/dev/null 2>/dev/null || [ "$$(id -u)" != 0 ] || { $(call debian-packages,gcc libc6-dev); }
-	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $$(($$(nproc) * 3 / 2)) --dist worksteal -m "not kube" $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $$(($$(nproc) * 2)) --dist worksteal -m "not kube" $(ARGS)
 
 test-kube: ## Run the suites that need a real Kubernetes, built first if need be (KUBE_VERSION=1.32.2 for another)
 test-kube: kube
-	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $$(($$(nproc) * 3 / 2)) --dist loadfile -m kube $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $$(($$(nproc) * 2)) --dist loadfile -m kube $(ARGS)
 
 chaos: ## Run 2,000 pods on a real API server while schedulers are killed and connections break (5 minutes)
 chaos: kube
@@ -38,7 +38,7 @@ chaos: kube
 
 fuzz: ## Try a million mutants on the scheduler's watch, endpoints and socket, and thousands of a tenant's lies (30 minutes)
 fuzz: .venv/.installed
-	@SHOAL_FUZZ=$${SHOAL_FUZZ:-1000000} $(PY) -m pytest -p no:logging tests/scheduler/test_fuzz.py tests/attacks/test_fuzz.py $(ARGS)
+	@SHOAL_FUZZ=$${SHOAL_FUZZ:-1000000} $(PY) -m pytest -p no:logging tests/scheduler/test_fuzz.py tests/scheduler/extender/test_flood.py tests/attacks/test_fuzz.py $(ARGS)
 
 soak: ## Try for hours what a change has minutes for: chance 20 times as often, large clusters, make fuzz, make chaos
 soak: kube

@@ -24,7 +24,7 @@ def _guarded_embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guar
     server.stop()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def _guarded_real(testbed_run: Run) -> Iterator[Guarded]:
     plane = ControlPlane(testbed_run, f"guarded-{uuid.uuid4().hex[:6]}")
     server = plane.api

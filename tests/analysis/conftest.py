@@ -16,10 +16,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that asks for `way` runs on both."""
     if "way" in metafunc.fixturenames:
         params = [pytest.param(EMBEDDED), pytest.param(STANDALONE, marks=pytest.mark.kube)]
-        metafunc.parametrize("way", params, indirect=True, scope="package")
+        metafunc.parametrize("way", params, indirect=True, scope="session")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def plane(testbed_run: Run) -> Iterator[ControlPlane]:
     """A control plane of these tests' own: nothing but their scheduler runs there."""
     made = ControlPlane(testbed_run, f"ask-{uuid.uuid4().hex[:6]}")
@@ -36,7 +36,7 @@ def _embedded_way(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
         yield way
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def way(request: pytest.FixtureRequest) -> Iterator[Way]:
     """A cluster where `shoal scheduler` serves all pods."""
     if request.param == EMBEDDED:

@@ -22,10 +22,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     only = metafunc.config.getoption("--cluster")
     params = [pytest.param(name, marks=marks) for name, marks in CLUSTERS.items() if only in (None, name)]
-    metafunc.parametrize("arena", params, indirect=True, scope="package")
+    metafunc.parametrize("arena", params, indirect=True, scope="session")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def arena(request: pytest.FixtureRequest) -> Arena:
     """Where attacks are played."""
     return cast(Arena, request.getfixturevalue(f"{request.param}_arena"))
@@ -39,7 +39,7 @@ def embedded_arena(plugin_loop: PluginLoop) -> Iterator[EmbeddedArena]:  # noqa:
     arena.stop()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def real_arena(
     testbed_run: Run,
     nvml_library: Path,  # noqa: F811

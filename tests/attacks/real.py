@@ -97,15 +97,26 @@ class RealArena:
             self.plane.api.kubectl("apply", "-k", str(POLICIES))
         else:
             self.plane.api.kubectl("delete", "-k", str(POLICIES), "--ignore-not-found")
-        # The API server looks at its policies now and then.
-        wait_for(lambda: self._refuses() is on, f"{'in force' if on else 'gone'}: the policies")
+        # The API server looks at its policies now and then, and takes them over one by one.
+        wait_for(lambda: self._refuses() == {on}, f"{'in force' if on else 'gone'}: the policies")
         self._on = on
 
-    def _refuses(self) -> bool:
-        """Whether the policies are in force: nobody can have two kinds of GPU in one container, nor a record."""
-        greedy = self.container("main") | {"resources": {"limits": {"aliyun.com/gpu-mem": "1", "nvidia.com/gpu": "1"}}}
-        manifest = {"metadata": {"name": "greedy"}, "spec": {"containers": [greedy]}}
-        return self._probe.send("POST", "pods?dryRun=All", manifest).status in (403, 422)
+    def _refuses(self) -> set[bool]:
+        """Whether pods and templates that ask for two kinds of GPU, have a record or choose their cards are refused."""
+        plain = self.container("main")
+        greedy = plain | {"resources": {"limits": {"aliyun.com/gpu-mem": "1", "nvidia.com/gpu": "1"}}}
+        choosing = plain | {"env": [{"name": nvidia.ENV_VISIBLE_DEVICES, "value": "all"}]}
+        deployments = f"/apis/apps/v1/namespaces/{self._probe.namespace}/deployments"
+        found = set()
+        for container_, annotations in ((greedy, {}), (plain, {"UUID": "x"}), (choosing, {})):
+            pod = {"metadata": {"name": "probe", "annotations": annotations}, "spec": {"containers": [container_]}}
+            template = {**pod, "metadata": {"labels": {"app": "probe"}, "annotations": annotations}}
+            spec = {"selector": {"matchLabels": {"app": "probe"}}, "template": template}
+            for path, manifest in (("pods", pod), (deployments, {"metadata": {"name": "probe"}, "spec": spec})):
+                answer = self._probe.send("POST", f"{path}?dryRun=All", manifest)
+                assert answer.status in (201, 403, 422), answer
+                found.add(answer.status != 201)
+        return found
 
     def given(self) -> list[Given]:
         found = []
@@ -130,11 +141,10 @@ class RealArena:
         own = [int(hard) for _, _, _, hard, path in limits if path.endswith(f"/{container_id}")]
         return own[-1] // 2**20 if own else None
 
-    def first_process(self, uid: str, container: str) -> int:
-        """The first process of a container that runs."""
+    def first_processes(self, uid: str, container: str) -> list[int]:
+        """The first process of a container, if it runs."""
         found = [pid for pid, pod, _ in containers(self._node.cgroup.path) if pod == uid]
-        (pid,) = [pid for pid in found if environment(pid).get(NAME) == container]
-        return pid
+        return [pid for pid in found if environment(pid).get(NAME) == container]
 
     def crash(self, namespace: str, pod: str) -> None:
         for pid, uid, _ in containers(self._node.cgroup.path):

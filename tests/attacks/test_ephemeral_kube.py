@@ -61,7 +61,7 @@ def test_without_policies_it_gets_no_card(play: Play, real_arena: RealArena) -> 
     assert "resources" in limited.body["message"], limited.body
     assert add(play, "debug", env=[{"name": VISIBLE, "value": "all"}]).status == 200
     play.wait(lambda: runs(play, "debug"), "running: debug", lambda: play.story("own"))
-    pid = real_arena.first_process(play.pod("own")["metadata"]["uid"], "debug")
+    (pid,) = real_arena.first_processes(play.pod("own")["metadata"]["uid"], "debug")
     env = environment(pid)
     assert env[VISIBLE] == "all", "which nobody but NVIDIA's older runtime would read"
     assert not [name for name in env if name.startswith(("ALIYUN_", "SHOAL_", "CUDA_"))]

@@ -47,7 +47,7 @@ def attempts(arena: EmbeddedArena, rng: random.Random, steps: int) -> Iterator[F
             if number % (3 * EVERY) == 0:
                 play.hold({"restarts": "resident"})
             yield forger
-    except AssertionError as error:
+    except (AssertionError, TimeoutError) as error:
         error.add_note("\n".join(map(str, forger.told[-40:])))
         raise
     finally:

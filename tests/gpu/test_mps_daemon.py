@@ -15,7 +15,7 @@ import pytest
 from shoal.gpu import mps as control
 from shoal.gpu.errors import MpsError, NoMpsDaemonError
 from shoal.gpu.mps import MpsDaemon, MpsHealth
-from tests.testbed.mps.daemons import ended_with_us, kill, mps_daemon, stopped
+from tests.testbed.mps.daemons import STAND_IN, ended_with_us, kill, mps_daemon, stopped
 from tests.testbed.nvidia import SERIES, parts_or_skip
 from tests.testbed.waiting import wait_for
 
@@ -260,6 +260,19 @@ async def test_a_daemon_that_fails_to_start_says_why(tmp_path: Path) -> None:
     mps = MpsDaemon(pipe_directory=tmp_path / "p", log_directory=tmp_path / "l", environment={}, program=str(program))
     with pytest.raises(MpsError, match=r"exit status 3.*no such card"):
         await mps.start()
+
+
+async def test_a_daemon_that_ends_makes_room_for_the_next(daemon: Make, tmp_path: Path) -> None:
+    """NVIDIA's holds its lock for a moment after its socket is gone, and the next one does not start then."""
+    mps, program, tried = daemon(), tmp_path / "control", tmp_path / "tried"
+    program.write_text(
+        f"#!/bin/sh\nif [ $# = 1 ] && [ ! -e {tried} ]; then\n    touch {tried}\n"
+        f"    echo An instance of this daemon is already running\n    exit 1\nfi\nexec {STAND_IN} $@\n"
+    )
+    program.chmod(0o755)
+    mps._program = str(program)
+    assert await mps.start()
+    assert tried.exists()
 
 
 def test_paths_and_modes_that_cannot_work(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The engine against `reference`: 10,000 decisions of every policy, on clusters that pods come to and leave.
+"""The engine against `reference`: thousands of decisions of every policy, on clusters that pods come to and leave.
 
 A decision is compared by what the reference thinks of it: its cards must be as good as the best of that node, and its
 node as good as the best of all. Which of several equal ones is taken is the engine's business.
@@ -40,8 +40,9 @@ from tests.placement.reference import (
 )
 from tests.placement.reference_baselines import BestFit, DotProduct, Fgd, GpuClustering, GpuPacking, typical_pods
 from tests.placement.reference_fragmentation import Fragmentation, numbers_of
+from tests.soak import times
 
-CASES = 10_000
+CASES = times(2_400)
 #: Arrivals on one cluster: enough for the demand to be made anew six times.
 ARRIVALS = 400
 

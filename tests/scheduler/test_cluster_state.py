@@ -1,4 +1,4 @@
-"""Books under any history of the watch: the same truth as books made anew from the objects that are left."""
+"""The cluster state under any history of the watch: the same as one made anew from the objects that are left."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ LIMITS: tuple[dict[str, str], ...] = (
 
 
 class Told:
-    """Books, and what they had to say."""
+    """A cluster state, and what it had to report."""
 
     def __init__(self) -> None:
         self.news = ClusterEvent(0)
@@ -196,7 +196,7 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def as_if_made_anew(self) -> None:
-        """What the books hold is what the objects say. Guesses may fall on other cards, but on the same node."""
+        """What the state holds is what the objects say. Guesses may fall on other cards, but on the same node."""
         fresh = Told()
         for node in self.nodes.values():
             fresh.see_node(node)

@@ -107,7 +107,7 @@ def test_mutated_nodes_and_pods_on_the_watch() -> None:
         try:
             obj = _as(Node if turn % 3 == 0 else Pod, made)
         except msgspec.ValidationError:
-            continue  # what cannot be decoded never reaches the books
+            continue  # what cannot be decoded never reaches the state
         if not obj.metadata.name:
             continue  # no server stores such an object, or gives two the same UID
         uid = f"{obj.metadata.namespace}/{obj.metadata.name}"

@@ -1,4 +1,4 @@
-"""Books and what nodes say is held: a record is not a proof, and gone is when the node says so."""
+"""The cluster state and what nodes say is held: a record is not a proof, and gone is when the node says so."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDED = {
 
 
 class OnNode:
-    """Books that know one node with two cards of 16 GiB, and what its agent says."""
+    """A state that knows one node with two cards of 16 GiB, and what its agent says."""
 
     def __init__(self) -> None:
         self.told = Told()
@@ -179,6 +179,20 @@ def test_without_an_agent_a_pod_that_ended_is_free_at_once(on_node: OnNode, stat
     on_node.told.see(pod)
     on_node.gone(with_status(pod, status), 9)
     assert on_node.fits(16)
+
+
+def test_a_pod_that_was_given_cards_just_before_its_end_holds_those(on_node: OnNode) -> None:
+    """The node's word may come after the end, and until then the cards were guessed."""
+    on_node.told.see(bound(a_pod("a", {"nvidia.com/gpu": "1"}), "n0", record(0, WHOLE)))
+    on_node.says(Held({"uid-a": given(0, WHOLE)}))
+    late = with_status(bound(a_pod("b", {"nvidia.com/gpu": "1"}), "n0", record(0, WHOLE)), RUNS)
+    on_node.told.see(late)
+    assert on_node.card("uid-b") == {"GPU-n0-1": WHOLE}, "guessed: the card of its record is not free"
+    on_node.gone(late, 9)
+    on_node.gone(bound(a_pod("a", {"nvidia.com/gpu": "1"}), "n0", record(0, WHOLE)), 8)
+    on_node.says(Held({"uid-b": given(0, WHOLE)}, as_of=8))
+    assert on_node.card("uid-b") == {"GPU-n0-0": WHOLE}
+    assert "uid-a" not in on_node.told.held()
 
 
 def test_what_is_held_by_a_pod_that_nobody_shows_is_in_use(on_node: OnNode) -> None:

@@ -1,6 +1,6 @@
 """The chosen victims against every possible choice, on small nodes with shares, whole cards and MPS clients.
 
-What fits is worked out here once more, from the shares alone; nothing comes from the books or from the chooser.
+What fits is worked out here once more, from the shares alone; nothing comes from the ledger or from the chooser.
 """
 
 from __future__ import annotations

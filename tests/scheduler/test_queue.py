@@ -142,24 +142,6 @@ def test_events_of_an_earlier_decision_do_not() -> None:
     assert queue.place_of("a") is QueuePlace.PARKED
 
 
-def test_where_limits_an_event_to_some_pods() -> None:
-    queue = parked(pod("a"), pod("b"))
-    queue.add(pod("c"), 0.0)
-    queue.pop(0.0)
-    queue.wake(ClusterEvent.CARDS_FREED, 5.0, where=lambda pod: pod.uid == "b")
-    assert popped(queue, 5.0) == ["b"]
-    queue.park("c", ClusterEvent.CARDS_FREED, 5.0)
-    assert queue.place_of("c") is QueuePlace.PARKED
-    assert queue.place_of("a") is QueuePlace.PARKED
-
-
-def test_where_finds_its_pod_among_equals() -> None:
-    queue = parked(*(pod(uid, template="t") for uid in "abcd"))
-    queue.wake(ClusterEvent.CARDS_FREED, 5.0)
-    queue.wake(ClusterEvent.CARDS_FREED, 5.0, where=lambda pod: pod.uid == "c")
-    assert popped(queue, 5.0) == ["a", "c"]
-
-
 def test_a_pod_that_did_not_change_stays_and_one_that_did_is_tried() -> None:
     queue = parked(pod("a", template="t1"))
     queue.add(pod("a", template="t1"), 20.0)
@@ -309,7 +291,7 @@ def test_a_higher_priority_is_another_class() -> None:
 def test_a_gang_is_woken_by_one_and_taken_whole() -> None:
     queue = parked(*(pod(uid, template=uid, gang="g") for uid in "abc"), reasons=ClusterEvent.GANG)
     queue.add(pod("d", gang="g", gated=True), 0.0)
-    queue.wake(ClusterEvent.GANG, 50.0, where=lambda pod: pod.gang == "g")
+    queue.wake(ClusterEvent.GANG, 50.0)
     first = queue.pop(50.0)
     assert first is not None
     assert first.uid == "a"

@@ -175,7 +175,7 @@ class QueueMachine(RuleBasedStateMachine):
         popped = self.queue.pop(self.now)
         self.check_popped(popped)
         if meanwhile is not None:
-            self.wake(meanwhile, None)
+            self.wake(meanwhile)
         if popped is None:
             return
         match end:
@@ -236,18 +236,16 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.placed(self.flying(pick))
         self.follow()
 
-    @rule(events=events, only=st.none() | st.sets(uids))
-    def wake(self, events: ClusterEvent, only: set[str] | None) -> None:
+    @rule(events=events)
+    def wake(self, events: ClusterEvent) -> None:
         """Who waits for one of these is tried, or one of its equals is, which speaks for it."""
-        self.queue.wake(events, self.now, where=None if only is None else lambda pod: pod.uid in only)
-        for uid, known in self.known.items():
-            if only is not None and uid not in only:
-                continue
+        self.queue.wake(events, self.now)
+        for known in self.known.values():
             if known.place is QueuePlace.IN_FLIGHT:
                 known.missed |= events
             elif known.place is QueuePlace.PARKED and known.reasons & events:
                 equals = [other for other in self.known if self.known[other].pod.equals == known.pod.equals]
-                places = {self.queue.place_of(other) for other in equals if only is None or other in only}
+                places = {self.queue.place_of(other) for other in equals}
                 assert places & set(QUEUED)
                 if known.alone:
                     known.place = QueuePlace.ACTIVE
@@ -285,7 +283,7 @@ class QueueMachine(RuleBasedStateMachine):
         expected = {
             uid for uid, known in self.known.items() if known.place is QueuePlace.PARKED and known.reasons & events
         }
-        self.wake(events, None)
+        self.wake(events)
         seen: set[str] = set()
         while True:
             popped = self.queue.pop(self.now)

@@ -7,24 +7,37 @@ are given in parts. The longest come first: what is left at the end, while other
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling  # type: ignore[import-untyped]
 
-#: Beginnings of test names. The tests of one stay together; the order is that of their seconds.
-LONGEST = (
+#: What is given out as one beside files, by how the names of the tests begin.
+UNITS = (
+    "tests/attacks/",
     "tests/suites/scheduling/test_scenarios.py::test_scenario[standalone",
     "tests/suites/scheduling/test_scenarios.py::test_scenario[extender",
-    "tests/attacks/test_attacks.py",
+)
+#: What takes long, the longest first, by how the names of the tests begin.
+LONGEST = (
+    "tests/attacks/",
     "tests/agent/real/test_behaviour.py",
+    "tests/scheduler/test_chaos_kube.py",
+    "tests/suites/workloads/test_scenarios.py",
+    "tests/suites/scheduling/",
+    "tests/agent/real/test_sharing.py",
+    "tests/kube/test_storm.py",
+    "tests/kubelet/test_statuses.py",
+    "tests/scheduler/",
+    "tests/agent/real/",
+    "tests/kubelet/",
+    "tests/testbed/",
 )
 
 
 def unit_of(nodeid: str) -> str:
-    """What a test is given out with: one of `LONGEST`, or its file."""
-    return next((name for name in LONGEST if nodeid.startswith(name)), nodeid.partition("::")[0])
+    """What a test is given out with: one of `UNITS`, or its file."""
+    return next((name for name in UNITS if nodeid.startswith(name)), nodeid.partition("::")[0])
 
 
 def rank_of(nodeid: str) -> int:
     """When its turn is."""
-    unit = unit_of(nodeid)
-    return LONGEST.index(unit) if unit in LONGEST else len(LONGEST)
+    return next((place for place, name in enumerate(LONGEST) if nodeid.startswith(name)), len(LONGEST))
 
 
 class SideBySide(LoadScopeScheduling):  # type: ignore[misc]

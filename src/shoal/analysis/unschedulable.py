@@ -16,7 +16,7 @@ from shoal.model.errors import RequestError
 from shoal.model.request import ContainerRequest, Share, accepts
 from shoal.placement.columns import BoolArray
 from shoal.placement.ledger import NodeLedger
-from shoal.scheduler.preemption import PodOnNode, candidate_limit, choose, refusal
+from shoal.scheduler.preemption import PodOnNode, candidate_limit, choose, may_preempt
 from shoal.scheduler.reporting.diagnosis import diagnose
 
 
@@ -63,7 +63,7 @@ class NodeVictims(Answer, frozen=True):
 def preempts(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVictims | None:
     """The pods that the scheduler would preempt, on one of several equal nodes; None when it would preempt none."""
     level = pod.spec.priority or 0
-    if refusal(pod.spec.preemption_policy, priority=level) or dry_run.state.lowest_priority() >= level:
+    if not may_preempt(pod.spec.preemption_policy) or dry_run.state.lowest_priority() >= level:
         return None
     plan = choose(
         _names(dry_run, candidates),
@@ -130,7 +130,6 @@ def _on_node(dry_run: DryRun, name: str) -> list[PodOnNode]:
             priority=pod.spec.priority or 0,
             started=pod.status.start_time,
             disruption_budgets=dry_run.budgets.of(pod),
-            giving_way=pod.metadata.deletion_timestamp is not None,
         )
         for uid in (() if node is None else node.pods)
         if (pod := dry_run.state.pod(uid)) is not None

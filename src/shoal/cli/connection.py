@@ -80,6 +80,21 @@ def across_namespaces(command: Command) -> Command:
     return with_namespace  # type: ignore[return-value]
 
 
+def counted_in_unit(command: Command) -> Command:
+    """The option `--memory-unit`; the command gets `unit`, None to find it out."""
+
+    @click.option(
+        "--memory-unit",
+        type=click.Choice([unit.value for unit in MemoryUnit]),
+        help="What 1 of aliyun.com/gpu-mem means; else found out.",
+    )
+    @functools.wraps(command)
+    def with_unit(*args: Any, memory_unit: str | None, **given: Any) -> Any:
+        return command(*args, unit=None if memory_unit is None else MemoryUnit(memory_unit), **given)
+
+    return with_unit  # type: ignore[return-value]
+
+
 def ask(
     connection: ClusterConnection, question: Callable[[Client, str], Awaitable[T]], *, reading: str = "the cluster"
 ) -> T:

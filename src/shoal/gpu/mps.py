@@ -21,6 +21,7 @@ import errno
 import os
 import re
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -41,6 +42,8 @@ _SOCKET_PATH: Final = 107
 #: `<server>/<namespace>/` of protocol 3 comes in between; names made from container ids are this long at most.
 _ROOM_FOR_NAMES: Final = 40
 _MOST_OUTPUT: Final = 2**20
+_ALREADY: Final = "already running"
+_PAUSE: Final = 0.1
 _CSV: Final = "--format=csv,noheader"
 _LIST_SERVERS: Final[Mapping[int, Command]] = {2: ("get_server_list",), 3: ("server", "list", _CSV)}
 _QUIT: Final[Mapping[int, Command]] = {2: ("quit",), 3: ("-q",)}
@@ -107,10 +110,25 @@ class MpsDaemon:
 
     async def start(self) -> bool:
         """Have the daemon running; False when it was already."""
-        if await self.health() is MpsHealth.RUNNING:
-            return False
         self.pipe_directory.mkdir(parents=True, exist_ok=True)
         self.log_directory.mkdir(parents=True, exist_ok=True)
+        until = time.monotonic() + self._patience
+        while (health := await self.health()) is not MpsHealth.RUNNING:
+            status, said = await self._launch()
+            if not status and await self.health() is MpsHealth.RUNNING:
+                return True
+            if not status:
+                raise MpsError(f"the MPS daemon started and does not answer: see {self.log_directory}")
+            # One that ends holds its lock for a moment after its socket is gone.
+            if _ALREADY not in said or health is MpsHealth.SILENT or time.monotonic() >= until:
+                raise MpsError(
+                    f"the MPS daemon did not start (exit status {status}): {shown(said)}; see {self.log_directory}"
+                )
+            await asyncio.sleep(_PAUSE)
+        return False
+
+    async def _launch(self) -> tuple[int, str]:
+        """Exit status and words of the program when it is told to start the daemon."""
         flags = ["-d", *(("-p", "3") if self.protocol == 3 else ()), *(("-m",) if self._multi_user else ())]
         # A file and not a pipe: the daemon inherits it, and a pipe would not end before the daemon does. In memory,
         # since a container may have nowhere to write.
@@ -118,14 +136,7 @@ class MpsDaemon:
             process = await self._spawn(flags, output=output.fileno())
             status = await self._ended(process, "start")
             output.seek(0)
-            said = output.read(_MOST_OUTPUT).decode(errors="replace").strip()
-        if status:
-            raise MpsError(
-                f"the MPS daemon did not start (exit status {status}): {shown(said)}; see {self.log_directory}"
-            )
-        if await self.health() is not MpsHealth.RUNNING:
-            raise MpsError(f"the MPS daemon started and does not answer: see {self.log_directory}")
-        return True
+            return status, output.read(_MOST_OUTPUT).decode(errors="replace").strip()
 
     async def health(self) -> MpsHealth:
         """Whether the daemon answers. Costs a short-lived process."""

@@ -110,7 +110,6 @@ class LabelSelector:
 
 
 MATCHES_NOTHING: Final = LabelSelector(None)
-MATCHES_EVERYTHING: Final = LabelSelector(())
 
 _LABEL_OPERATORS: Final = frozenset(("In", "NotIn", "Exists", "DoesNotExist"))
 

@@ -82,20 +82,21 @@ class ClassColumns:
         if len(rows) > _SEVERAL:
             return rows
         plain, grain = self._ledger.columns.plain, self._policy.grain
+        asks_labels, try_on, keeps = single.asks_labels, single.on, bool(self._policy.pressures)
         rest: list[int] = []
         fits = 0
         for i, row in enumerate(rows):
             node = plain[row]
-            if single.asks_labels and node.policy:
+            if asks_labels and node.policy:
                 rest.append(row)
                 continue
-            found = single.on(node)
+            found = try_on(node)
             if found is None:
                 self._bound_at[row] = -math.inf
                 continue
-            total, ties, *_ = found
+            total, ties, _, _, _ = found
             self._bound_at[row] = (round(total / grain) * grain if grain else total) + ties
-            if self._policy.pressures:
+            if keeps:
                 _LINE.pack_into(self._kept_at, row * _LINE.size, *found)
             fits += 1
             if fits == _FEW:

@@ -77,7 +77,7 @@ class Ports:
     health: int
 
 
-#: Told where it answers, once it does.
+#: Called with the ports once the process answers.
 Serving = Callable[[Ports], None]
 
 
@@ -186,7 +186,7 @@ class Scheduler:
         return ""
 
     def _report(self, *told: Any) -> None:
-        # Every replica sees the same; the leader speaks.
+        # Every replica sees the same; only the leader reports it.
         if self.may_write():
             self.reporter.warn(*told)
 

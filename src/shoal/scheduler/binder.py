@@ -77,7 +77,7 @@ class Binder:
         except BindError:
             raise
         except Exception as error:
-            # Nobody foresaw this. What is booked must not stay so for ever; what was sent may have arrived, though.
+            # Unforeseen: the booking must not stay for ever, but the Binding may have arrived.
             log.exception("binding %s/%s failed", pod.metadata.namespace, pod.metadata.name)
             await self._settle_by_the_pod(pod, allocation.node, {}, f"binding failed: {error}")
         finally:
@@ -136,7 +136,7 @@ class Binder:
                 log.warning("reading %s/%s: %s", meta.namespace, meta.name, error)
                 await self._pause(failures)
             except KubeError as error:
-                # No answer will be another one. Should the pod have a node after all, the watch shows it.
+                # Asking again would not help. If the pod has a node after all, the watch shows it.
                 self._state.cancel(meta.uid)
                 raise BindError(f"{why}; and the pod cannot be read: {error}") from error
         if now.metadata.uid == meta.uid and now.spec.node_name:

@@ -27,7 +27,7 @@ from shoal.scheduler.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-#: Of each body, what counts against nothing: 5,000 names of nodes.
+#: The first part of each body, which does not count against the room of all: 5,000 names of nodes.
 FREE: Final = 256 << 10
 
 _CLOSE: Final = {"Connection": "close"}
@@ -39,7 +39,7 @@ IDLE_SECONDS: Final = 120.0
 LINGER_SECONDS: Final = 2.0
 _SHUTDOWN_SECONDS: Final = 5.0
 _BACKLOG: Final = 128
-#: A pause when no socket can be had: the process has too many.
+#: The pause when no socket can be had because the process has too many.
 _NO_SOCKET_SECONDS: Final = 0.1
 #: aiohttp tells of every broken request, which anybody can send at any rate. Our own failures are logged here.
 _UNHEARD: Final = logging.getLogger(f"{__name__}.unheard")
@@ -58,7 +58,7 @@ _OPTIONS: Final[dict[str, Any]] = {
 #: May the caller with this fingerprint ("" without a certificate) ask anything? Why not, in words; empty when it may.
 Admission = Callable[[str], Awaitable[str]]
 JSON: Final = "application/json"
-#: Ends a path that has one more part.
+#: The end of a route whose path has one more part.
 ANY: Final = "/{name}"
 
 
@@ -110,6 +110,9 @@ class Bodies:
             parts.clear()
             yield body
         finally:
+            # An exception keeps this frame until the collector comes, and with it what was read.
+            parts.clear()
+            body = b""
             self.held -= held
 
     def _hold(self, size: int, more: int) -> None:
@@ -136,7 +139,7 @@ class ConnectionSlot:
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
-        #: Being answered: not to be taken away.
+        #: A request is being answered: the slot must not be taken away.
         self.busy = False
         self.close: Callable[[], object] = lambda: None
 

@@ -35,7 +35,7 @@ from shoal.scheduler.queue.order import Standing
 
 log = logging.getLogger(__name__)
 
-#: Nodes on which victims are looked for: a tenth of all, but this many if there are as many.
+#: Victims are looked for on a tenth of all nodes, but on this many at least.
 MIN_CANDIDATES: Final = 100
 NEVER: Final = "Never"
 
@@ -54,8 +54,6 @@ class PodOnNode:
     started: str | None = None
     #: The budgets that one eviction of this pod is taken off.
     disruption_budgets: tuple[Hashable, ...] = ()
-    #: It is being deleted, on behalf of a pod that is to have its place.
-    giving_way: bool = False
 
     @property
     def importance(self) -> tuple[int, str]:
@@ -78,16 +76,9 @@ def candidate_limit(nodes: int) -> int:
     return max(MIN_CANDIDATES, nodes // 10)
 
 
-def refusal(policy: str | None, *, priority: int, nominated: Iterable[PodOnNode] = ()) -> str | None:
-    """Why a pod may not make others give way, in words; None when it may.
-
-    `nominated` are the pods on the node that it was promised, if it was: while they leave, no others are evicted.
-    """
-    if policy == NEVER:
-        return f"its preemptionPolicy is {NEVER}"
-    if any(pod.giving_way and pod.priority < priority for pod in nominated):
-        return "pods on its node are giving way to it already"
-    return None
+def may_preempt(policy: str | None) -> bool:
+    """Whether a pod with this preemptionPolicy may make others give way."""
+    return policy != NEVER
 
 
 def choose(
@@ -286,7 +277,7 @@ class Clearing:
     def plan(self, pod: Pod, nodes: Iterable[str]) -> PreemptionPlan | None:
         """Who would have to go from one of these nodes so that the pod fits there; None when nobody can give way."""
         level = pod.spec.priority or 0
-        if refusal(pod.spec.preemption_policy, priority=level) or self._state.lowest_priority() >= level:
+        if not may_preempt(pod.spec.preemption_policy) or self._state.lowest_priority() >= level:
             return None
         cards_fit = self._state.engine.fits_without(self._state.request(pod))
 
@@ -311,7 +302,6 @@ class Clearing:
                 priority=pod.spec.priority or 0,
                 started=pod.status.start_time,
                 disruption_budgets=self._budgets.of(pod),
-                giving_way=pod.metadata.deletion_timestamp is not None,
             )
             for pod in self._pods(() if node_ledger is None else node_ledger.pods)
         ]

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 REASON: Final = "AnotherScheduler"
 #: A Binding of the last leader may arrive this late.
 QUIET_SECONDS: Final = 30.0
-#: Said again no sooner than this.
+#: Reported again no sooner than this.
 AGAIN_SECONDS: Final = 600.0
 #: Bindings of ours that the watch has not shown yet, at most.
 _MOST: Final = 10_000

@@ -20,7 +20,7 @@ from shoal.scheduler.errors import TlsError
 
 log = logging.getLogger(__name__)
 
-#: How often what is kept elsewhere is looked at again.
+#: How often files and the Secret are read again.
 LOOK_SECONDS: Final = 60.0
 
 #: A certificate that is not known yet makes the Secret be read again, this often at most.

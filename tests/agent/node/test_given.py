@@ -166,6 +166,24 @@ def test_the_end_of_a_pod_that_got_nothing_is_told_too(scene: Scene) -> None:
     assert scene.pods.held().as_of == 17
 
 
+@pytest.mark.parametrize("sandbox", [False, True])
+def test_a_pod_that_was_deleted_is_given_nothing(scene: Scene, sandbox: bool) -> None:
+    """It was found before, and its sandbox may run already: what is given now nobody would take back."""
+    scene.put("a", card=0)
+    cgroup(scene, "a", runs=sandbox)
+    known = scene.pods.get("a")
+    assert known is not None
+    scene.pods.on_pod(Change(ChangeType.DELETED, known.pod, None, "17"))
+    with pytest.raises(RefusedError, match="the pod is over"):
+        scene.pods.give(known)
+    scene.pods.take_back("a")
+    cgroup(scene, "a", runs=False)
+    scene.pods.look_for_ends()
+    assert not scene.pods.alive("a")
+    assert not scene.pods.held().pods
+    assert not list(scene.pods.on_card(scene.pods.node.gpus[0].uuid))
+
+
 def test_what_cannot_be_remembered_is_not_given(scene: Scene) -> None:
     scene.put("a", card=0)
     scene.paths.run.mkdir()

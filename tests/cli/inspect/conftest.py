@@ -19,10 +19,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cluster" in metafunc.fixturenames:
         only = metafunc.config.getoption("--cluster")
         params = [pytest.param(name, marks=marks) for name, marks in CLUSTERS.items() if only in (None, name)]
-        metafunc.parametrize("_api", params, indirect=True, scope="package")
+        metafunc.parametrize("_api", params, indirect=True, scope="session")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def _own_apiserver(testbed_run: Run) -> Iterator[ApiServer]:
     server = ApiServer(testbed_run, f"inspect-{uuid.uuid4().hex[:6]}")
     yield server
@@ -36,7 +36,7 @@ def _own_embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded
     server.stop()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def _api(request: pytest.FixtureRequest) -> Api:
     return cast(Api, request.getfixturevalue("_own_apiserver" if request.param == "real" else "_own_embedded"))
 

@@ -31,7 +31,7 @@ class Card:
 
 
 @dataclass
-class Books:
+class BookingHistory:
     """Who holds what, kept from events; `wrong` is every rule that was broken, in words."""
 
     cards: dict[str, Card]
@@ -113,7 +113,7 @@ class History:
     def __init__(self, client: Client, namespace: str, cards: dict[str, Card]) -> None:
         self._client = client
         self._namespace = namespace
-        self.state = Books(cards)
+        self.state = BookingHistory(cards)
         #: The pods that are there, by UID.
         self.pods: dict[str, Object] = {}
         self.events = 0

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.scheduler.chaos.history import Books, Card
+from tests.scheduler.chaos.history import BookingHistory, Card
 
 CARDS = {"GPU-0": Card("a", 16384, 2), "GPU-1": Card("b", 16384, 2)}
 
@@ -36,7 +36,7 @@ def pod(uid: str, *, node: str = "a", record: str = "a", phase: str = "Running",
     ],
 )
 def test_what_is_wrong_is_told(second: dict[str, Any], said: str) -> None:
-    state = Books(CARDS)
+    state = BookingHistory(CARDS)
     state.see("ADDED", pod("p", memory=10000))
     assert state.wrong == []
     state.see("ADDED", second)
@@ -45,7 +45,7 @@ def test_what_is_wrong_is_told(second: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize(("kind", "phase"), [("DELETED", "Running"), ("MODIFIED", "Succeeded"), ("MODIFIED", "Failed")])
 def test_who_has_left_holds_nothing(kind: str, phase: str) -> None:
-    state = Books(CARDS)
+    state = BookingHistory(CARDS)
     state.see("ADDED", pod("p", exclusive=True))
     state.see(kind, pod("p", exclusive=True, phase=phase))
     state.see("ADDED", pod("q", memory=16384))
@@ -54,7 +54,7 @@ def test_who_has_left_holds_nothing(kind: str, phase: str) -> None:
 
 
 def test_who_is_going_still_holds() -> None:
-    state = Books(CARDS)
+    state = BookingHistory(CARDS)
     going = pod("p", memory=10000)
     state.see("ADDED", going)
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"

@@ -58,7 +58,7 @@ async def until_quiet(count: Callable[[], float]) -> None:
 async def test_nobody_is_evicted_for_a_pod_whose_card_was_freed_unheard_of(
     control_plane: ControlPlane, fake_nodes: FakeNodes, client: Client, room: str, tmp_path: Path
 ) -> None:
-    """The first victim is gone, and the books do not know it: the second would be evicted for nothing."""
+    """The first victim is gone, and the scheduler does not know it: the second would be evicted for nothing."""
     await fake_nodes(2, gpus=1)
     classes = {name: f"{name}-{uuid.uuid4().hex[:6]}" for name in ("low", "high")}
     for name, value in (("low", 1), ("high", 1000)):

@@ -311,7 +311,7 @@ async def _version(port: int, authority: Path) -> str:
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Served]:
-    """Two nodes and a waiting pod on an API server, known to the books."""
+    """Two nodes and a waiting pod on an API server, known to the scheduler."""
     async with EmbeddedApi(tmp_path / "api") as api:
         access = load_kubeconfig([api.kubeconfig()], environ={}, explicit=True)
         async with Client(access) as client:
@@ -324,7 +324,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Served]:
 
 
 async def made(served: Served, name: str, mem: str = "4") -> dict[str, Any]:
-    """A pod on the API server, and in the books as the watch would show it."""
+    """A pod on the API server, and in the state as the watch would show it."""
     created = await served.scene.client.create(PODS, pod(name, mem=mem), namespace="default")
     served.scene.state.on_pod(Change(ChangeType.ADDED, None, created))
     manifest = pod(name, mem=mem)

@@ -195,7 +195,7 @@ async def test_bind_of_a_pod_that_is_not_shown_ends_at_once(scene: Scene, change
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Scene]:
-    """Two nodes on an API server, known to the books."""
+    """Two nodes on an API server, known to the scheduler."""
     async with (
         EmbeddedApi(tmp_path / "api") as api,
         Client(load_kubeconfig([api.kubeconfig()], environ={}, explicit=True)) as client,
@@ -208,7 +208,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Scene]:
 
 
 async def test_what_the_api_server_refuses_for_good_ends_and_frees_the_cards(cluster: Scene) -> None:
-    """A pod in the books that is gone, one that is another by now, and one with a name no object can have."""
+    """A pod in the state that is gone, one that is another by now, and one with a name no object can have."""
     first = await cluster.client.create(PODS, pod("p"), namespace="default")
     await cluster.client.delete(PODS, "p", namespace="default", grace_seconds=0)
     again = await cluster.client.create(PODS, pod("p"), namespace="default")

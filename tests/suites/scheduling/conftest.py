@@ -12,7 +12,7 @@ from tests.testbed.control_plane import ControlPlane
 from tests.testbed.processes import Run
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def _plane(testbed_run: Run) -> Iterator[ControlPlane]:
     """A control plane of these tests' own: their schedulers would take the pods of all others."""
     plane = ControlPlane(testbed_run, f"scheduling-{uuid.uuid4().hex[:6]}")
@@ -29,7 +29,7 @@ def _embedded_way(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
         yield way
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def way(request: pytest.FixtureRequest) -> Iterator[Way]:
     """A cluster with a scheduler. Real ones share a control plane, one after the other."""
     if request.param == EMBEDDED:

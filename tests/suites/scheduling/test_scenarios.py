@@ -53,7 +53,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for name, scenario in ordered
         if way in scenario.get("ways", WAYS)
     ]
-    metafunc.parametrize(("way", "scenario"), runs, indirect=["way"], scope="package")
+    metafunc.parametrize(("way", "scenario"), runs, indirect=["way"], scope="module")
 
 
 def test_scenario(way: Way, scenario: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from shoal.agent.errors import IdentityError
+from shoal.agent.errors import IdentityError, RefusedError
 from shoal.agent.node.given import Given, GivenFiles
 from shoal.agent.node.holdings import HeldTotals, PodHolding, given_holding, holding_of
 from shoal.agent.nvidia.replicas import Slicing
@@ -196,7 +196,13 @@ class NodePods:
     # What was given
 
     def give(self, known: NodePod) -> None:
-        """Note that the pod's containers get the cards of its allocation. RefusedError if no file can be written."""
+        """Note that the pod's containers get the cards of its allocation.
+
+        RefusedError if no file can be written, or if the pod was deleted meanwhile: nobody would take them back.
+        """
+        ending = self._ending.get(known.uid)
+        if not self.alive(known.uid) or (ending is not None and ending.gone):
+            raise RefusedError("the pod is over")
         allocation = known.holding.allocation
         if allocation is None or self._given.get(known.uid) == allocation:
             return
@@ -206,10 +212,15 @@ class NodePods:
 
     def take_back(self, uid: str) -> None:
         """Undo `give`: no container of the pod may start with its cards."""
-        known = self._known.get(uid)
+        known, ending = self._known.get(uid), self._ending.get(uid)
         self._unset_given(uid)
-        if known is not None:
+        if known is None:
+            return
+        if ending is None:
             self._take(known.pod)
+        else:  # its end was told before
+            self._ending[uid] = ending
+            self._put(uid, replace(known, given=False))
 
     def recall(self) -> None:
         """Read what was given before this process began. Deleted pods of which nothing runs are forgotten."""

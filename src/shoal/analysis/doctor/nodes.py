@@ -9,12 +9,12 @@ from typing import Final
 from shoal.agent.device_plugin.edits import choose_strategy
 from shoal.analysis.doctor.findings import Finding, failed, note, ok, some, warning
 from shoal.analysis.doctor.installation import Installation
+from shoal.analysis.inspect.use import offered, unit_of_capacity, unit_of_inventory
 from shoal.kube.objects.node import Node
 from shoal.kube.resources import manifest_of
-from shoal.model import quantity
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
-from shoal.model.errors import CodecError, QuantityError
+from shoal.model.errors import CodecError
 from shoal.model.gpu import Gpu, Isolation
 from shoal.model.node import node_gpus
 
@@ -180,23 +180,11 @@ def _is_meant(node: Node) -> bool:
 
 
 def _is_offered(node: Node) -> bool:
-    return any(_amount(node, resource) for resource in (*_FAMILIES, shoal.RESOURCE_SLOT))
-
-
-def _amount(node: Node, resource: str) -> int:
-    try:
-        return quantity.whole(node.status.allocatable.get(resource, 0))
-    except QuantityError:
-        return 0
+    return any(offered(node.status.allocatable, resource) for resource in (*_FAMILIES, shoal.RESOURCE_SLOT))
 
 
 def _unit(node: Node) -> MemoryUnit | None:
     """The unit a node counts memory in: from the size of its cards where that is known, else as gpushare guesses it."""
-    units = _amount(node, gpushare.RESOURCE_MEMORY)
-    if not units:
-        return None
+    allocatable = node.status.allocatable
     cards = [card for card in _readable(node) if not card.mig]
-    if not cards:
-        count = _amount(node, gpushare.RESOURCE_COUNT)
-        return gpushare.guess_unit(units // count) if count else None
-    return MemoryUnit.MIB if units > sum(card.memory_mib for card in cards) // MemoryUnit.GIB.mib else MemoryUnit.GIB
+    return unit_of_inventory(offered(allocatable, gpushare.RESOURCE_MEMORY), cards) or unit_of_capacity(allocatable)

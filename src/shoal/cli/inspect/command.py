@@ -8,15 +8,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.connection import ClusterConnection, across_namespaces, ask, connected, watching
+from shoal.cli.connection import ClusterConnection, across_namespaces, ask, connected, counted_in_unit, watching
 from shoal.cli.output import emit, output
 
 if TYPE_CHECKING:
     from shoal.analysis.inspect.use import ClusterUse
     from shoal.kube.client import Client
     from shoal.model.contract.gpushare import MemoryUnit
-
-_UNITS = ("GiB", "MiB")
 
 
 class FailedError(click.ClickException):
@@ -36,7 +34,7 @@ class FailedError(click.ClickException):
 @click.option("-w", "--watch", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
 @click.option("--pending", is_flag=True, help="Say why pods have no card; on a terminal it is always said.")
 @click.option("--used", is_flag=True, help="Requested against really used memory; nothing measures it yet.")
-@click.option("--memory-unit", type=click.Choice(_UNITS), help="What 1 of aliyun.com/gpu-mem means; else found out.")
+@counted_in_unit
 @across_namespaces
 @output("wide")
 @connected
@@ -46,7 +44,7 @@ def inspect(
     watch: bool,
     pending: bool,
     used: bool,
-    memory_unit: str | None,
+    unit: MemoryUnit | None,
     namespace: str,
     form: str | None,
     connection: ClusterConnection,
@@ -69,9 +67,6 @@ def inspect(
             "--used: nothing measures what pods use of their cards yet, so there is nothing to compare with: "
             "leave out --used"
         )
-    from shoal.model.contract.gpushare import MemoryUnit
-
-    unit = MemoryUnit(memory_unit) if memory_unit else None
     show = InspectForm(form, details=details, explained=pending or sys.stdout.isatty(), namespace=namespace)
     try:
         if watch:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.connection import ClusterConnection, across_namespaces, ask, connected, watching
+from shoal.cli.connection import ClusterConnection, across_namespaces, ask, connected, counted_in_unit, watching
 from shoal.cli.output import emit, may_colour, output
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from shoal.kube.client import Client
     from shoal.model.contract.gpushare import MemoryUnit
 
-_UNITS = ("GiB", "MiB")
 #: Wider than any line: where there is no terminal, nothing is cut.
 _WHOLE_LINES = 100_000
 
@@ -31,14 +30,14 @@ _WHOLE_LINES = 100_000
     show_default=True,
     help="What there is a line for, at first.",
 )
-@click.option("--memory-unit", type=click.Choice(_UNITS), help="What 1 of aliyun.com/gpu-mem means; else found out.")
+@counted_in_unit
 @across_namespaces
 @output()
 @connected
 def top(
     once: bool,
     subject: str,
-    memory_unit: str | None,
+    unit: MemoryUnit | None,
     namespace: str,
     form: str | None,
     connection: ClusterConnection,
@@ -56,9 +55,6 @@ def top(
 
     Bars and amounts are those of the pods of all namespaces: -n chooses the pods that are named and numbered.
     """
-    from shoal.model.contract.gpushare import MemoryUnit
-
-    unit = MemoryUnit(memory_unit) if memory_unit else None
     if form is not None:
         from shoal.analysis.inspect.document import document
 

@@ -17,7 +17,7 @@ from shoal.kube.store import Change
 from shoal.scheduler.errors import UnknownPodError
 from shoal.scheduler.state.cluster_state import ClusterState
 
-#: Longer than a watch lags unless it is broken, and short for whoever holds up kube-scheduler's one cycle.
+#: Longer than a watch lags unless it is broken; kube-scheduler's one cycle waits for that long.
 SECONDS: Final = 1.0
 #: Requests that wait at one time; more are answered at once.
 MOST: Final = 64

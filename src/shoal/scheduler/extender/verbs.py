@@ -72,7 +72,7 @@ class PrioritizeVerb:
             self._holds.release(pod.metadata.uid)
             if ledger.booking(pod.metadata.uid) is not None:
                 return none
-            # One row too many stands for nodes nobody knows.
+            # The row after the last stands for unknown nodes.
             worths = np.append(self._state.engine.worths(request), 0.0)
             fits = np.append(self._state.engine.fits(request), False)
             rows = rows_of(self._state, args.names)

@@ -37,7 +37,7 @@ from shoal.scheduler.feasibility.affinity import (
 
 #: Templates remembered; those unused for longest are forgotten beyond it.
 _TEMPLATES: Final = 10_000
-#: A key with these in it is completed by the pod's labels, whose values they bring into selectors.
+#: A template with this field has the pod's labels in its key: their values go into its selectors.
 _BY_LABELS: Final = b"matchLabelKeys"
 
 _encode = msgspec.json.Encoder().encode
@@ -46,7 +46,7 @@ NO_AFFINITY: Final = PodAffinity()
 
 #: No node has more of anything; what asks for more fits nowhere. 64 bits hold the sum of a thousand such pods.
 MOST: Final = 2**53
-#: Asked for and nowhere to be had.
+#: An amount that no node has.
 _TOO_MUCH: Final = 2**62
 
 _OF_THE_POD: Final = frozenset((kubernetes.RESOURCE_CPU, kubernetes.RESOURCE_MEMORY))

@@ -97,7 +97,7 @@ class ClusterTables:
             self.free.take(placed.row, placed.info.requests, -1)
             self.version += 1
 
-    # The rest
+    # Namespaces, volumes, claims and storage classes
 
     def set_namespace(self, namespace: Namespace) -> None:
         """A namespace was added or changed."""

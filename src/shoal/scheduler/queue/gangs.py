@@ -30,8 +30,6 @@ class Gang:
     waiting: tuple[str, ...]
     #: Members that have a place.
     bound: tuple[str, ...]
-    #: What is wrong with the group, for a person; empty when nothing is.
-    problem: str = ""
 
     @property
     def missing(self) -> int:
@@ -71,9 +69,9 @@ class Gangs:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def wait(self, uid: str, namespace: str, group: PodGroup, now: float, *, order: tuple[float, ...] = ()) -> GangKey:
-        """A member waits for a place, its gates gone. The lowest `order` goes first, then who came first."""
-        return self._enter(_Member(uid, group, bound=False, order=order), namespace, now)
+    def wait(self, uid: str, namespace: str, group: PodGroup, now: float) -> GangKey:
+        """A member waits for a place, its gates gone. Who came first goes first."""
+        return self._enter(_Member(uid, group, bound=False), namespace, now)
 
     def bound(self, uid: str, namespace: str, group: PodGroup, now: float) -> GangKey:
         """A member has a node. One that has succeeded counts for as long as its pod exists; one that failed is gone."""
@@ -96,20 +94,11 @@ class Gangs:
         if group is None:
             return None
         members = group.members.values()
-        waiting = sorted((member for member in members if not member.bound), key=lambda member: member.order)
-        sizes = sorted(group.sizes)
-        problem = ""
-        if len(sizes) > 1:
-            problem = (
-                f"members of pod group {_named(key)} ask for {' and '.join(map(str, sizes))} pods at once, the largest "
-                f"counts: give all the same {NAME_MINIMUM}"
-            )
         return Gang(
             key,
-            sizes[-1],
-            tuple(member.uid for member in waiting),
+            max(group.sizes),
+            tuple(member.uid for member in members if not member.bound),
             tuple(member.uid for member in members if member.bound),
-            problem,
         )
 
     def late(self, now: float) -> list[Late]:
@@ -169,7 +158,6 @@ class _Member:
     uid: str
     group: PodGroup
     bound: bool
-    order: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)

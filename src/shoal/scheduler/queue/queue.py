@@ -14,7 +14,7 @@ Whether pods fit, and what an event means, is not decided here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
@@ -67,9 +67,6 @@ class QueuedPod:
     @property
     def standing(self) -> Standing:
         return Standing(self.namespace, self.priority, self.urgency)
-
-
-Where = Callable[[QueuedPod], bool]
 
 
 class SchedulingQueue:
@@ -191,17 +188,16 @@ class SchedulingQueue:
 
     # What happens meanwhile
 
-    def wake(self, events: ClusterEvent, now: float, *, where: Where | None = None) -> None:
-        """Something happened. With `where` it matters to these pods only, and finding them takes a look at each."""
+    def wake(self, events: ClusterEvent, now: float) -> None:
+        """Something happened: of equal pods that are parked for it one is woken."""
         self._now = now
         if not events:
             return
         for entry in self._flight.values():
-            if where is None or where(entry.pod):
-                entry.missed |= events
+            entry.missed |= events
         for reasons in [reasons for reasons in self._by_reason if reasons & events]:
             for equals, parked in list(self._by_reason[reasons].items()):
-                self._wake_one(self._equals[equals], [parked], where)
+                self._wake_one(self._equals[equals], [parked])
 
     def sweep(self, now: float) -> None:
         """Make one of equal pods active of which none was tried for long."""
@@ -252,16 +248,16 @@ class SchedulingQueue:
             entry.leads = False
             equals = self._equals.get(entry.pod.equals)
             if equals is not None:
-                self._wake_one(equals, equals.parked.values(), None)
+                self._wake_one(equals, equals.parked.values())
 
-    def _wake_one(self, equals: _EqualPods, groups: Iterable[_ParkedPods], where: Where | None) -> None:
+    def _wake_one(self, equals: _EqualPods, groups: Iterable[_ParkedPods]) -> None:
         """Make sure that one of these equal pods is tried from now on, as early as possible."""
-        lead = self._first(equals.active, where)
+        lead = self._first(equals.active)
         if lead is None:
-            ready = [entry for parked in groups if (entry := self._first(parked.ready(self._now), where))]
-            lead = min(ready, key=lambda entry: entry.order, default=None) or self._first(equals.backoff, where)
+            ready = [entry for parked in groups if (entry := self._first(parked.ready(self._now)))]
+            lead = min(ready, key=lambda entry: entry.order, default=None) or self._first(equals.backoff)
         if lead is None:
-            resting = [entry for parked in groups if (entry := self._first(parked.resting, where))]
+            resting = [entry for parked in groups if (entry := self._first(parked.resting))]
             lead = min(resting, key=lambda entry: entry.due, default=None)
         if lead is None:
             return
@@ -270,9 +266,8 @@ class SchedulingQueue:
             self._ready(lead)
         lead.leads = True
 
-    def _first(self, uids: Iterable[str], where: Where | None) -> _QueueEntry | None:
-        entries = (self._entries[uid] for uid in uids)
-        return next((entry for entry in entries if where is None or where(entry.pod)), None)
+    def _first(self, uids: Iterable[str]) -> _QueueEntry | None:
+        return next((self._entries[uid] for uid in uids), None)
 
     def _note_try(self, equals: Hashable, reasons: ClusterEvent) -> None:
         self._tried.pop((equals, reasons), None)
@@ -327,7 +322,7 @@ class _QueueEntry:
     __slots__ = ("arrival", "due", "leads", "missed", "place", "pod", "reasons", "ticket")
 
     def __init__(self, pod: QueuedPod, arrival: int) -> None:
-        #: Its number in the order of arrival, and the number whose turn is its own: `order` exchanges them.
+        #: Its number in the order of arrival, and its ticket, which `order` exchanges.
         self.arrival = self.ticket = arrival
         self.pod = pod
         self.place = QueuePlace.GATED
@@ -336,7 +331,7 @@ class _QueueEntry:
         self.reasons = ClusterEvent(0)
         #: What happened while it was in flight.
         self.missed = ClusterEvent(0)
-        #: Its equals wait for what becomes of it.
+        #: Its equals are parked until its try has ended.
         self.leads = False
 
     @property

@@ -54,12 +54,12 @@ class Reporter:
         self._recorder = recorder
         self._now = now
         self._may_write = may_write
-        self._words: dict[str, _StatusPatch] = {}
+        self._pending: dict[str, _StatusPatch] = {}
         self._there = asyncio.Event()
 
     def scheduled(self, pod: Pod, allocation: Allocation) -> None:
         """The pod has its node and its cards."""
-        self._words.pop(pod.metadata.uid, None)
+        self._pending.pop(pod.metadata.uid, None)
         cards = {card.uuid: card.index for container in allocation.containers for card in container.cards}
         where = placed(allocation.node, [(index, uuid) for uuid, index in cards.items()])
         name = f"{pod.metadata.namespace}/{pod.metadata.name}"
@@ -80,7 +80,7 @@ class Reporter:
             status: dict[str, Any] = {"conditions": [condition]}
             if nominated is not None:
                 status["nominatedNodeName"] = nominated
-            self._say(_StatusPatch(pod, status))
+            self._enqueue(_StatusPatch(pod, status))
 
     def try_again(self, pod: Pod) -> None:
         """The pod is another scheduler's, and fits by now: a change of the pod makes that one try it again."""
@@ -90,7 +90,7 @@ class Reporter:
             "reason": REASON_UNSCHEDULABLE,
             "lastProbeTime": self._time(),
         }
-        self._say(_StatusPatch(pod, {"conditions": [condition]}))
+        self._enqueue(_StatusPatch(pod, {"conditions": [condition]}))
 
     def warn(self, obj: Node | Pod, reason: str, message: str) -> None:
         """Something is wrong with an object."""
@@ -104,7 +104,7 @@ class Reporter:
 
     def forget(self, uid: str) -> None:
         """The pod is bound or gone: what was to be said of its waiting is dropped."""
-        self._words.pop(uid, None)
+        self._pending.pop(uid, None)
 
     async def run(self) -> None:
         """Write conditions until cancelled."""
@@ -112,24 +112,24 @@ class Reporter:
             for _ in range(_WRITERS):
                 group.create_task(self._write_all())
 
-    def _say(self, word: _StatusPatch) -> None:
-        self._words[word.pod.metadata.uid] = word
+    def _enqueue(self, pending: _StatusPatch) -> None:
+        self._pending[pending.pod.metadata.uid] = pending
         self._there.set()
 
     async def _write_all(self) -> None:
         while True:
-            while not self._words:
+            while not self._pending:
                 self._there.clear()
                 await self._there.wait()
-            uid = next(iter(self._words))
-            word = self._words.pop(uid)
+            uid = next(iter(self._pending))
+            pending = self._pending.pop(uid)
             if self._may_write():
-                await self._write(word)
+                await self._write(pending)
 
-    async def _write(self, word: _StatusPatch) -> None:
-        meta = word.pod.metadata
+    async def _write(self, pending: _StatusPatch) -> None:
+        meta = pending.pod.metadata
         # The uid makes the server refuse when another pod has taken the name.
-        patch = {"metadata": {"uid": meta.uid}, "status": word.status}
+        patch = {"metadata": {"uid": meta.uid}, "status": pending.status}
         try:
             await self._client.patch(
                 PODS,

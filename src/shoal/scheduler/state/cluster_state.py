@@ -59,7 +59,7 @@ from shoal.scheduler.state.requests import Requests
 
 log = logging.getLogger(__name__)
 
-#: Told to whoever watches events: the object, the event's reason, the message.
+#: Reports an event: the object, the event's reason, the message.
 Report = Callable[[Node | Pod, str, str], None]
 
 REASON_NODE: Final = "GPUInventoryUnreadable"
@@ -67,11 +67,11 @@ REASON_POD: Final = "GPUDecisionUnreadable"
 REASON_OVER: Final = "GPUOverBooked"
 REASON_CHANGED: Final = "GPUDecisionChanged"
 
-#: Higher than any pod's.
+#: Higher than the priority of any pod.
 MAX_PRIORITY: Final = 2**31
-#: What a pod that leaves may make room for.
+#: The events that a pod's end is.
 _LEFT: Final = ClusterEvent.CARDS_FREED | ClusterEvent.NODE_RESOURCES | ClusterEvent.PODS
-#: Records that a pod came with.
+#: Decisions read from the annotations of a pod.
 _RECORDED: Final = (Origin.OWN, Origin.FOREIGN)
 
 
@@ -116,7 +116,7 @@ class ClusterState:
         self._over: set[tuple[str, str]] = set()
         self._clock = clock
         self._held = HeldByNodes()
-        #: Pods that are over and may still hold their cards, by UID.
+        #: Pods that have ended and may still hold their cards, by UID.
         self._leaving: dict[str, Leaving] = {}
 
     # Questions
@@ -363,6 +363,8 @@ class ClusterState:
         cards, ledger = self._held.cards(node, uid), self.engine.ledger
         known = ledger.booking(uid)
         if known is not None and known.node == node:
+            if cards and uid in self._leaving:  # it was given cards just before its end, maybe others than were thought
+                ledger.confirm(Booking(uid, given_by_node(node, cards)))
             return  # it is leaving, or on its way here
         if cards is not None:
             ledger.confirm(Booking(_for_nobody(node, uid), given_by_node(node, cards)))

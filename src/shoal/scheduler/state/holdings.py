@@ -31,7 +31,7 @@ from shoal.model.node import held_written
 from shoal.model.request import Request
 from shoal.placement.ledger import Booking, NodeLedger
 
-#: How long containers of a pod that vanished may go on where nobody tells of their end: kubelet's default of 30 s.
+#: How long containers of a pod that vanished may go on, on a node without an agent: kubelet's default of 30 s.
 GRACE_SECONDS: Final = 30.0
 
 

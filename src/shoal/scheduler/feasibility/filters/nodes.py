@@ -87,7 +87,7 @@ def fit_rejections(tables: ClusterTables, requests: ResourceRequests) -> Rejecti
         never |= rows if allocatable is None else rows & (allocatable < amount)
     found = []
     for reason, rows in short:
-        # Which resource could be freed does not matter where another never can.
+        # Where one resource can never be enough, freeing another does not help.
         found += [Rejection(_FIT, reason, rows & ~never, True), Rejection(_FIT, reason, rows & never, False)]
     return tuple(found)
 

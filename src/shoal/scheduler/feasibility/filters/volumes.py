@@ -42,7 +42,7 @@ _NEWER = {
 }
 _FILESYSTEM = "Filesystem"
 _AVAILABLE = "Available"
-#: No volume of those that are there.
+#: In place of a volume's number: one has to be made.
 _NEW = -1
 
 

@@ -1,0 +1,1 @@
+"""The collector: what every card and every container really uses (docs/metrics.md)."""

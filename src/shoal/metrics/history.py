@@ -1,0 +1,303 @@
+"""The past without any server: what was measured, in files of one folder, for a day raw and for a week by minutes.
+
+A file (a *segment*) is an hour of samples, or a day of minutes, and stands by itself: it names its series, then holds
+samples of `(series, value)`. Every record has its length and its CRC. Whatever happens to the process, each record that
+was written whole is read again; a file is read up to its damage, and the next one from its start. The number of files
+and their bytes are bounded, not their dates: a clock that jumps takes no history away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+log = logging.getLogger(__name__)
+
+_MAGIC: Final = b"shoal-history-1\n"
+_HEAD: Final = struct.Struct("<IIB")
+_TIME: Final = struct.Struct("<d")
+_POINT: Final = np.dtype([("series", "<u2"), ("value", "<f4")])
+_SERIES: Final = 1
+_SAMPLE: Final = 2
+#: No record is longer: what claims to be is damage.
+_MOST_BYTES: Final = 1 << 20
+#: Series of one segment; a node with more begins a new one more often.
+_MOST_SERIES: Final = 1 << 16
+#: Series and points of one record, far below its bound.
+_NAMES: Final = 500
+_POINTS: Final = 50_000
+_SUFFIX: Final = ".history"
+
+
+class Series(NamedTuple):
+    """What is measured: of a card, of a container's part of it, or of the node (no card)."""
+
+    name: str
+    card: str = ""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+
+
+class Point(NamedTuple):
+    """A value at a time, in seconds since 1970."""
+
+    time: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryLevel:
+    """How finely and how long: a segment begins after `records` samples or `seconds` of them; `segments` are kept."""
+
+    name: str
+    records: int
+    seconds: float
+    segments: int
+    bytes: int
+
+
+RAW: Final = HistoryLevel("raw", records=1440, seconds=3600, segments=25, bytes=192 << 20)
+MINUTES: Final = HistoryLevel("minutes", records=1440, seconds=86400, segments=8, bytes=64 << 20)
+_MINUTE: Final = 60.0
+
+_encode = msgspec.msgpack.Encoder().encode
+_names: Final = msgspec.msgpack.Decoder(list[Series])
+
+
+class HistoryWriter:
+    """Writes what is measured. One writer per folder; readers need none of it."""
+
+    def __init__(self, folder: Path, *, raw: HistoryLevel = RAW, minutes: HistoryLevel = MINUTES) -> None:
+        self._raw = _LevelWriter(folder, raw)
+        self._minutes = _LevelWriter(folder, minutes)
+        self._sums: dict[Series, tuple[float, int]] = {}
+        self._minute: float | None = None
+
+    def write(self, time: float, values: Mapping[Series, float]) -> None:
+        """Keep a sample. Raises OSError when the disk takes nothing: then this sample is lost, and no other."""
+        minute = time // _MINUTE * _MINUTE
+        if self._minute is not None and minute != self._minute:
+            means = {series: total / count for series, (total, count) in self._sums.items()}
+            written, self._minute, self._sums = self._minute, minute, {}
+            self._minutes.write(written, means)
+        self._minute = minute
+        for series, value in values.items():
+            total, count = self._sums.get(series, (0.0, 0))
+            self._sums[series] = (total + value, count + 1)
+        self._raw.write(time, values)
+
+    def close(self) -> None:
+        """End the files."""
+        self._raw.close()
+        self._minutes.close()
+
+
+class _LevelWriter:
+    """The segments of one level: the last is open, the oldest go."""
+
+    def __init__(self, folder: Path, level: HistoryLevel) -> None:
+        self._folder = folder
+        self._level = level
+        self._file: IO[bytes] | None = None
+        self._ids: dict[Series, int] = {}
+        self._records = 0
+        self._first = 0.0
+
+    def write(self, time: float, values: Mapping[Series, float]) -> None:
+        if not values:
+            return
+        if self._file is None:
+            self._resume()
+        fresh = [series for series in values if series not in self._ids]
+        if self._file is None or self._is_full(time) or len(self._ids) + len(fresh) > _MOST_SERIES:
+            self._begin(time)
+            fresh = list(values)[:_MOST_SERIES]
+        known = self._ids | {series: number for number, series in enumerate(fresh, len(self._ids))}
+        records = [_record(_SERIES, _encode(fresh[at : at + _NAMES])) for at in range(0, len(fresh), _NAMES)]
+        points = np.fromiter(((known[series], value) for series, value in values.items() if series in known), _POINT)
+        records += [
+            _record(_SAMPLE, _TIME.pack(time) + points[at : at + _POINTS].tobytes())
+            for at in range(0, len(points), _POINTS)
+        ]
+        self._append(b"".join(records))
+        self._ids = known
+        self._records += 1
+
+    def _is_full(self, time: float) -> bool:
+        assert self._file is not None
+        return (
+            self._records >= self._level.records
+            or not 0 <= time - self._first < self._level.seconds
+            or self._file.tell() > self._level.bytes // 8
+        )
+
+    def _resume(self) -> None:
+        """Go on with the last file, so that a process that is started again and again does not push history out."""
+        last = _segments(self._folder, self._level.name)[-1:]
+        for path in last:
+            ids: list[Series] = []
+            times: list[float] = []
+            end = len(_MAGIC)
+            for kind, content in _records(path):
+                end += _HEAD.size + len(content)
+                if kind == _SERIES:
+                    ids += _names.decode(content)
+                elif kind == _SAMPLE:
+                    times.append(_TIME.unpack_from(content)[0])
+            if times:
+                file = path.open("r+b", buffering=1 << 16)
+                file.truncate(end)
+                file.seek(end)
+                self._file, self._records, self._first = file, len(times), times[0]
+                self._ids = {series: number for number, series in enumerate(ids)}
+
+    def _append(self, content: bytes) -> None:
+        """All of it, or nothing that is read: what was written in part is taken back, else a new file begins."""
+        assert self._file is not None
+        end = self._file.tell()
+        try:
+            self._file.write(content)
+            self._file.flush()
+        except OSError:
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):
+                os.ftruncate(file.fileno(), end)
+            with contextlib.suppress(OSError):
+                file.close()
+            raise
+
+    def _begin(self, time: float) -> None:
+        self.close()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        last = _segments(self._folder, self._level.name)
+        number = _number(last[-1]) + 1 if last else 1
+        path = self._folder / f"{self._level.name}-{number:012d}{_SUFFIX}"
+        file = path.open("xb", buffering=1 << 16)
+        try:
+            file.write(_MAGIC)
+            file.flush()
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.close()
+            path.unlink(missing_ok=True)
+            raise
+        self._file, self._ids, self._records, self._first = file, {}, 0, time
+        self._drop([*last, path])
+
+    def _drop(self, segments: list[Path]) -> None:
+        """The oldest go until number and bytes are within bounds; the open one stays."""
+        sizes = [_size(path) for path in segments]
+        while len(segments) > 1 and (len(segments) > self._level.segments or sum(sizes) > self._level.bytes):
+            with contextlib.suppress(OSError):
+                segments.pop(0).unlink()
+            sizes.pop(0)
+
+    def close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+
+# Reading
+
+
+def read(
+    folder: Path,
+    level: HistoryLevel,
+    *,
+    since: float = float("-inf"),
+    until: float = float("inf"),
+    wanted: Callable[[Series], bool] = lambda series: True,
+) -> dict[Series, list[Point]]:
+    """The points of a time, by series and in the order of time. Damage is told in the log once per file."""
+    found: dict[Series, list[Point]] = {}
+    for path in _segments(folder, level.name):
+        for series, point in _points(path, since, until, wanted):
+            found.setdefault(series, []).append(point)
+    for points in found.values():
+        points.sort()
+    return found
+
+
+def _points(path: Path, since: float, until: float, wanted: Callable[[Series], bool]) -> Iterator[tuple[Series, Point]]:
+    names: list[Series | None] = []
+    for kind, content in _records(path):
+        if kind == _SERIES:
+            try:
+                names += [series if wanted(series) else None for series in _names.decode(content)]
+            except msgspec.MsgspecError:
+                log.warning("%s: damaged: series that cannot be read", path)
+                return
+        elif kind == _SAMPLE and len(content) >= _TIME.size:
+            (time,) = _TIME.unpack_from(content)
+            if since <= time <= until:
+                body = content[_TIME.size :]
+                points = np.frombuffer(body[: len(body) // _POINT.itemsize * _POINT.itemsize], _POINT)
+                for number, value in zip(points["series"].tolist(), points["value"].tolist(), strict=True):
+                    series = names[number] if number < len(names) else None
+                    if series is not None:
+                        yield series, Point(time, value)
+
+
+def _records(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The records of a file up to its end or its damage. A file that grows meanwhile ends where it is whole."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        log.warning("%s: not read: %s", path, error.strerror)
+        return
+    if not content.startswith(_MAGIC):
+        log.warning("%s: damaged: it does not begin as a history does", path)
+        return
+    at = len(_MAGIC)
+    while at < len(content):
+        if at + _HEAD.size > len(content):
+            return  # the last record is not whole: it is being written, or its writer was killed
+        length, crc, kind = _HEAD.unpack_from(content, at)
+        end = at + _HEAD.size + length
+        if length <= _MOST_BYTES and end > len(content):
+            return
+        body = content[at + _HEAD.size : end]
+        if length > _MOST_BYTES or zlib.crc32(bytes([kind]) + body) != crc:
+            log.warning("%s: damaged at byte %d of %d: what follows is not read", path, at, len(content))
+            return
+        yield kind, body
+        at = end
+
+
+def _record(kind: int, content: bytes) -> bytes:
+    return _HEAD.pack(len(content), zlib.crc32(bytes([kind]) + content), kind) + content
+
+
+def _segments(folder: Path, level: str) -> list[Path]:
+    """The files of a level, the oldest first."""
+    try:
+        paths = list(folder.iterdir())
+    except OSError:
+        return []
+    mine = [path for path in paths if path.name.startswith(f"{level}-") and path.name.endswith(_SUFFIX)]
+    return sorted((path for path in mine if _number(path) > 0), key=_number)
+
+
+def _number(path: Path) -> int:
+    digits = path.name.removesuffix(_SUFFIX).rpartition("-")[2]
+    return int(digits) if digits.isdecimal() and len(digits) <= 18 else 0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,117 @@
+"""Which container a process belongs to, by the name of its cgroup.
+
+Both versions of cgroups, kubelet's two ways of naming (cgroupfs and systemd), and the runtimes' own prefixes are known.
+The first pod in a path counts: what a container makes below its own cgroup, whatever its name, stays the container's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from shoal.model.bounded_cache import BoundedCache
+
+#: A pod's UID, or the hash that stands for a static pod's, as kubelet writes it into names of cgroups.
+_POD: Final = re.compile(
+    r"(?:^|-)pod([0-9a-f]{8}([-_])[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?$"
+)
+#: A container, with its runtime's prefix if it has one. CRI-O's monitors (`crio-conmon-…`) are none.
+_CONTAINER: Final = re.compile(r"^(?:(?:cri-containerd|crio|docker|libpod)-)?([0-9a-f]{64})(?:\.scope)?$")
+#: containerd whose own driver differs from kubelet writes one name for all: `<slice>:cri-containerd:<id>`.
+_JOINED: Final = re.compile(r"^(.+\.slice):(?:cri-containerd|crio|docker):([0-9a-f]{64})$")
+#: Processes remembered; more than a node has on its cards.
+_REMEMBERED: Final = 8192
+#: `/proc/PID/stat` and `/proc/PID/cgroup` are shorter.
+_MOST: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRef:
+    """A container as the node knows it. A static pod's `pod_uid` is the hash of its file."""
+
+    pod_uid: str
+    container_id: str
+
+
+class ProcessOwners(Protocol):
+    """Looks up whose a process is."""
+
+    def owner(self, pid: int) -> ContainerRef | None:
+        """The container of a process; None when it belongs to none, or is gone."""
+        ...
+
+
+def container_in(path: str) -> ContainerRef | None:
+    """The container that a cgroup's path names; None when it names none."""
+    pod = ""
+    for part in path.split("/"):
+        joined = _JOINED.match(part)
+        if joined and not pod:
+            inside = _POD.search(joined[1])
+            return ContainerRef(_uid(inside[1]), joined[2]) if inside else None
+        if pod:
+            container = _CONTAINER.match(part)
+            return ContainerRef(pod, container[1]) if container else None
+        found = _POD.search(part)
+        if found:
+            pod = _uid(found[1])
+    return None
+
+
+def container_of(cgroups: str) -> ContainerRef | None:
+    """The container that `/proc/PID/cgroup` names: the first of its lines that names one.
+
+    All hierarchies of version 1 agree, but a hybrid host may have some in which kubelet puts nobody.
+    """
+    paths = (line.split(":", 2)[2] for line in cgroups.splitlines() if line.count(":") >= 2)
+    return next((found for found in map(container_in, paths) if found is not None), None)
+
+
+class HostProcesses:
+    """Asks the host's `/proc`. A PID is known together with its start, since numbers come back."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._known: BoundedCache[tuple[int, str], ContainerRef] = BoundedCache(_REMEMBERED)
+
+    def owner(self, pid: int) -> ContainerRef | None:
+        """The container of a process, as long as that very process is there."""
+        start = self._start(pid)
+        if start is None:
+            return None
+        known = self._known.get((pid, start))
+        if known is not None:
+            return known
+        cgroups = self._read(pid, "cgroup")
+        if cgroups is None or self._start(pid) != start:
+            return None  # it ended while it was read: the number may be another's already
+        found = container_of(cgroups)
+        if found is not None:
+            self._known.put((pid, start), found)
+        return found
+
+    def _start(self, pid: int) -> str | None:
+        """The moment of the start in ticks: the 22nd field, counted behind the name, which may hold anything."""
+        text = self._read(pid, "stat")
+        fields = [] if text is None else text.rpartition(")")[2].split()
+        return fields[19] if len(fields) > 19 else None
+
+    def _read(self, pid: int, name: str) -> str | None:
+        try:
+            with (self._proc / str(pid) / name).open("rb") as file:
+                return file.read(_MOST).decode(errors="replace")
+        except OSError:
+            return None
+
+
+def _uid(written: str) -> str:
+    return written.replace("_", "-")
+
+
+def owners_of(pids: Iterable[int], processes: ProcessOwners) -> dict[int, ContainerRef]:
+    """Those of the processes that belong to containers."""
+    found = {pid: processes.owner(pid) for pid in pids}
+    return {pid: owner for pid, owner in found.items() if owner is not None}
