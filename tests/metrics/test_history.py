@@ -189,6 +189,7 @@ history = HistoryWriter(Path(sys.argv[1]))
 for number in range(10**9):
     history.write(float(number), {Series("memory", f"GPU-{card}"): number for card in range(8)})
     print(number, flush=True)
+    time.sleep(0.001)
 """
 
 
@@ -212,7 +213,7 @@ def test_a_reader_beside_the_writer(tmp_path: Path) -> None:
     try:
         while int(process.stdout.readline()) < 20:
             pass
-        for _ in range(20):
+        for _ in range(10):
             found = read(tmp_path, RAW)
             assert {len(points) for points in found.values()} != {0}
             lengths = sorted(len(points) for points in found.values())
