@@ -1,5 +1,6 @@
 import asyncio
 import ssl
+from typing import Any
 
 import aiohttp
 import pytest
@@ -186,6 +187,28 @@ async def test_only_the_token_opens_it(api: EmbeddedApi) -> None:
                 assert (await answer.json())["reason"] == "Unauthorized"
         async with session.get("/readyz") as answer:
             assert (answer.status, await answer.text()) == (200, "ok")
+
+
+async def test_a_watch_without_bookmarks_sleeps_to_its_end(api: EmbeddedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looked again and again once a bookmark would have been due."""
+    looks = 0
+    changes_after = api.registry.store.changes_after
+
+    def counted(*args: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return changes_after(*args)
+
+    monkeypatch.setattr(api.registry.store, "changes_after", counted)
+    tls = ssl.create_default_context(cafile=str(api.ca))
+    headers = {"Authorization": f"Bearer {api.token}"}
+    connector = aiohttp.TCPConnector(ssl=tls)
+    async with (
+        aiohttp.ClientSession(api.url, headers=headers, connector=connector) as session,
+        session.get("/api/v1/services?watch=1&timeoutSeconds=3") as answer,
+    ):
+        await answer.read()
+    assert 1 <= looks < 5
 
 
 async def test_it_ends_while_somebody_watches(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -117,7 +117,8 @@ class _Watch:
             if self._bookmarks and time.monotonic() >= next_bookmark:
                 await _send(response, [self._bookmark(version)])
                 next_bookmark = self._next_bookmark()
-            await self._wait(min(next_bookmark, self._ends) - time.monotonic())
+            until = min(next_bookmark, self._ends) if self._bookmarks else self._ends
+            await self._wait(until - time.monotonic())
 
     def _next_bookmark(self) -> float:
         """About each minute, and once shortly before the end, so that the client can go on from there."""
