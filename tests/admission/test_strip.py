@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -46,8 +47,14 @@ def test_a_copy_loses_its_record(stripping: Guarded) -> None:
     # Who may write them keeps them, and after its making nothing is stripped: a change is refused, or not there.
     kept = stripping.must("POST", pods, pod("kept", annotations=COPY))
     assert kept["metadata"]["annotations"] == COPY
-    patch = {"metadata": {"annotations": {"UUID": "y"}}}
-    wait_for(lambda: stripping.ask("tenant", "PATCH", f"{pods}/copy", patch).status == 403, "refusing")
+    numbers = itertools.count()
+
+    def refused() -> bool:
+        """Each time another value: one that was let through before the policies were in force is no change any more."""
+        patch = {"metadata": {"annotations": {"UUID": f"y{next(numbers)}"}}}
+        return stripping.ask("tenant", "PATCH", f"{pods}/copy", patch).status == 403
+
+    wait_for(refused, "refusing")
 
 
 def test_annotations_are_those_of_the_contract() -> None:
