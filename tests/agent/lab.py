@@ -1,6 +1,7 @@
 """A node with an agent on it, real or simulated, and pods that are bound to it with a choice of cards."""
 
 import base64
+import contextlib
 import http.client
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.request import ContainerKind, Share
 from tests.kubelet.pods import FOREVER, Pods, container
+from tests.testbed.processes import TestbedError
 from tests.testbed.waiting import wait_for
 
 MEMORY = gpushare.RESOURCE_MEMORY
@@ -181,9 +183,20 @@ class Lab:
         return dict(line.split("=", 1) for line in self.told(pod, container_name).splitlines() if "=" in line)
 
     def told(self, pod: str, container_name: str = "main") -> str:
-        """All that a container prints up to its last word: it runs a moment before it has said it."""
-        wait_for(lambda: "told=all" in self.pods.log(pod, container_name), f"told all by {container_name} of {pod}")
-        return str(self.pods.log(pod, container_name))
+        """All that a container prints up to its last word: it runs a moment before it has said it.
+
+        A kubelet that was just started again does not find a container's log for a moment.
+        """
+        read = ""
+
+        def said_all() -> bool:
+            nonlocal read
+            with contextlib.suppress(TestbedError):
+                read = str(self.pods.log(pod, container_name))
+            return "told=all" in read
+
+        wait_for(said_all, f"told all by {container_name} of {pod}")
+        return read
 
     def visible(self, pod: str, container_name: str = "main") -> list[int]:
         """The cards a container sees, by index."""

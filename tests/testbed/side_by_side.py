@@ -17,6 +17,7 @@ UNITS = (
 LONGEST = (
     "tests/attacks/",
     "tests/agent/real/test_behaviour.py",
+    "tests/scheduler/test_differential_kube.py",
     "tests/scheduler/test_chaos_kube.py",
     "tests/suites/workloads/test_scenarios.py",
     "tests/suites/scheduling/",

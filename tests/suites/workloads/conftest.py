@@ -1,6 +1,7 @@
 """Clusters whose controllers run: the embedded one, and a real control plane. Fake kubelets play the pods on both."""
 
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -26,12 +27,20 @@ def _with_controllers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embe
 
 
 @pytest.fixture(scope="session")
+def _plane(testbed_run: Run) -> Iterator[ControlPlane]:
+    """A control plane of this suite's own: its nodes would be in the way of others."""
+    plane = ControlPlane(testbed_run, f"workloads-{uuid.uuid4().hex[:6]}")
+    yield plane
+    plane.stop()
+
+
+@pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Api]:
     """An API server with controllers and some fake nodes, shared by all tests: keep to a namespace of your own."""
     if request.param == "embedded":
         api = cast(Api, request.getfixturevalue("_with_controllers"))
     else:
-        api = cast(ControlPlane, request.getfixturevalue("_control_plane")).api
+        api = cast(ControlPlane, request.getfixturevalue("_plane")).api
     nodes = Nodes(api.kubeconfig())
     names = [nodes.add(f"worker-{number}") for number in range(WORKERS)]
     with Run() as run:
