@@ -104,6 +104,19 @@ def test_a_torn_end_is_taken_off(tmp_path: Path, opened: Opened, cut: int) -> No
     assert found[Series("power", "GPU-1")] == [Point(100.0, 7.0)]
 
 
+def test_nothing_of_a_torn_end_is_left(tmp_path: Path, opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
+    """A long record that was not written whole, and a short one in its place."""
+    first = opened(tmp_path)
+    first.write(1.0, {USED: 1})
+    first.write(2.0, {Series("memory", f"GPU-{number}"): 1.0 for number in range(400)})
+    first.close()
+    (path,) = tmp_path.glob("raw-*")
+    path.write_bytes(path.read_bytes()[:-1])
+    opened(tmp_path).write(3.0, {USED: 3})
+    assert read(tmp_path, RAW) == {USED: [Point(1.0, 1), Point(3.0, 3)]}
+    assert "damaged" not in caplog.text
+
+
 def test_a_file_is_read_up_to_its_damage(tmp_path: Path, opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
     written = opened(tmp_path, raw=SMALL)
     for number in range(25):

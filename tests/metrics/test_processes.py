@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,25 @@ def test_names_of_processes_say_nothing(proc: Proc, name: str) -> None:
     assert proc.processes.owner(7) == FOUND
     proc.put(7, 101, "/", name=name)
     assert proc.processes.owner(7) is None, "by its own start"
+
+
+def test_a_process_that_ends_while_it_is_read_is_nobodys(proc: Proc) -> None:
+    """Its number is another's by the time its cgroup is told."""
+    proc.put(7, 100, "/")
+    cgroup = proc.folder / "7" / "cgroup"
+    cgroup.unlink()
+    os.mkfifo(cgroup)
+
+    def come_back() -> None:
+        with cgroup.open("w") as told:  # waits until somebody reads
+            stat = proc.folder / "7" / "stat"
+            stat.write_text(stat.read_text().replace(" 100 ", " 200 "))
+            told.write(f"0::/kubepods/pod{UID}/{ID}\n")
+
+    other = threading.Thread(target=come_back)
+    other.start()
+    assert proc.processes.owner(7) is None
+    other.join()
 
 
 @pytest.mark.parametrize("damage", ["", "7", "7 (x)", "7 (x) S 1 2"])

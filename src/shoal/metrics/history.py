@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -163,16 +162,13 @@ class _LevelWriter:
                 self._ids = {series: number for number, series in enumerate(ids)}
 
     def _append(self, content: bytes) -> None:
-        """All of it, or nothing that is read: what was written in part is taken back, else a new file begins."""
+        """All of it, or nothing that is read: what was written in part is cut off when the file is opened again."""
         assert self._file is not None
-        end = self._file.tell()
         try:
             self._file.write(content)
             self._file.flush()
         except OSError:
             file, self._file = self._file, None
-            with contextlib.suppress(OSError):
-                os.ftruncate(file.fileno(), end)
             with contextlib.suppress(OSError):
                 file.close()
             raise

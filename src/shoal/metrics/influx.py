@@ -133,9 +133,7 @@ class InfluxBuffer:
             return
         self._lines.append(text)
         self.waiting_bytes += len(text)
-        while self.waiting_bytes > self.most_bytes:
-            self.waiting_bytes -= len(self._lines.popleft())
-            self.dropped += 1
+        self._make_room()
 
     def batch(self) -> list[bytes]:
         """The oldest lines, as many as are sent together. They are out of the buffer until `give_back`."""
@@ -151,6 +149,9 @@ class InfluxBuffer:
         """Lines that could not be sent wait again, before all others; the oldest go when there is no room."""
         self._lines.extendleft(reversed(lines))
         self.waiting_bytes += sum(map(len, lines))
+        self._make_room()
+
+    def _make_room(self) -> None:
         while self.waiting_bytes > self.most_bytes:
             self.waiting_bytes -= len(self._lines.popleft())
             self.dropped += 1
