@@ -42,7 +42,7 @@ from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.feasibility.tables import ClusterTables
 from shoal.scheduler.metrics import LedgerSource, Metrics
-from shoal.scheduler.reporting.reporter import Reporter
+from shoal.scheduler.reporter import Reporter
 from shoal.scheduler.state.cluster_state import ClusterState
 
 NODES = 5_000

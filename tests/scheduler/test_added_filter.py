@@ -16,8 +16,8 @@ from shoal.analysis.unschedulable import preempts, unschedulable
 from shoal.placement.engine import Engine
 from shoal.placement.policies import FILTERS, POLICIES
 from shoal.scheduler.cluster_events import ClusterEvent
+from shoal.scheduler.diagnosis import diagnose
 from shoal.scheduler.feasibility.feasibility import Feasibility
-from shoal.scheduler.reporting.diagnosis import diagnose
 from tests.analysis.small import Small
 from tests.placement.clusters import RefusesNode
 from tests.scheduler.extender.requests import args, binding, pod, preemption

@@ -20,11 +20,11 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.store import Store
 from shoal.model.errors import RequestError
 from shoal.placement.errors import PolicyError
+from shoal.scheduler.diagnosis import diagnose
 from shoal.scheduler.errors import UnknownPodError, WireError
 from shoal.scheduler.extender.filtering import OFFER_ALL
 from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.feasibility.feasibility import Feasibility
-from shoal.scheduler.reporting.diagnosis import diagnose
 from tests.scheduler.extender import requests
 from tests.scheduler.extender.scene import Scene
 from tests.testbed.fake_nodes import node as node_object

@@ -20,7 +20,7 @@ from shoal.kube.store import Change, ChangeType, Store
 from shoal.scheduler.claims import Claims
 from shoal.scheduler.loop import Loop
 from shoal.scheduler.queue.queue import QueuePlace
-from shoal.scheduler.reporting.reporter import Reporter
+from shoal.scheduler.reporter import Reporter
 from tests.kube.waiting import until
 from tests.scheduler.extender.scene import clearing_of, context_of, state_of
 from tests.testbed.fake_nodes import node

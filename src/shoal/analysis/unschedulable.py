@@ -16,8 +16,8 @@ from shoal.model.errors import RequestError
 from shoal.model.request import ContainerRequest, Share, accepts
 from shoal.placement.columns import BoolArray
 from shoal.placement.ledger import NodeLedger
+from shoal.scheduler.diagnosis import diagnose
 from shoal.scheduler.preemption import PodOnNode, candidate_limit, choose, may_preempt
-from shoal.scheduler.reporting.diagnosis import diagnose
 
 
 class Unschedulable(Answer, frozen=True):

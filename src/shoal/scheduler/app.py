@@ -53,7 +53,7 @@ from shoal.scheduler.keti_policy import KetiPolicyWatch
 from shoal.scheduler.loop import Loop
 from shoal.scheduler.metrics import LedgerSource, Metrics, WatchSource
 from shoal.scheduler.preemption import Clearing, DisruptionBudgets
-from shoal.scheduler.reporting.reporter import Reporter
+from shoal.scheduler.reporter import Reporter
 from shoal.scheduler.rivals import Rivals
 from shoal.scheduler.state.cluster_state import ClusterState
 from shoal.scheduler.tls import FileTls, OwnTls, ServerTls, TlsFiles

@@ -9,7 +9,7 @@ from shoal.kube.client import Client
 from shoal.scheduler.binder import Binder
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.reporting.reporter import Reporter
+from shoal.scheduler.reporter import Reporter
 from shoal.scheduler.state.cluster_state import ClusterState
 
 

@@ -24,13 +24,13 @@ from shoal.placement.errors import PolicyError
 from shoal.scheduler.claims import Claims
 from shoal.scheduler.cluster_events import ClusterEvent
 from shoal.scheduler.context import SchedulingContext
+from shoal.scheduler.diagnosis import Diagnosis, diagnose
 from shoal.scheduler.errors import BindError, ClaimError
 from shoal.scheduler.feasibility.feasibility import Verdict
 from shoal.scheduler.preemption import Clearing
 from shoal.scheduler.queue.gangs import Gang, Gangs
 from shoal.scheduler.queue.order import standing_of
 from shoal.scheduler.queue.queue import QueuedPod, SchedulingQueue
-from shoal.scheduler.reporting.diagnosis import Diagnosis, diagnose
 from shoal.scheduler.state.requests import placement_key
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.feasibility.tables import ClusterTables
 from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.preemption import Clearing, DisruptionBudgets
-from shoal.scheduler.reporting.reporter import Reporter
+from shoal.scheduler.reporter import Reporter
 from shoal.scheduler.state.cluster_state import ClusterState
 from tests.testbed.fake_nodes import node as node_object
 

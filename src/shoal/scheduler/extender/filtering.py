@@ -29,11 +29,11 @@ from shoal.placement.engine import Engine
 from shoal.placement.errors import PolicyError
 from shoal.placement.filters import CardFit
 from shoal.placement.ledger import CardLedger, Ledger, NodeLedger
+from shoal.scheduler.diagnosis import node_refusal, other_refusals, shortage
 from shoal.scheduler.extender.holds import Holds
 from shoal.scheduler.extender.refused import RefusedPods
 from shoal.scheduler.extender.wire import ExtenderArgs, Filtered
 from shoal.scheduler.metrics import Metrics
-from shoal.scheduler.reporting.diagnosis import node_refusal, other_refusals, shortage
 from shoal.scheduler.state.cluster_state import ClusterState
 
 #: Classes, and sets of cards of each, that are remembered.

@@ -15,6 +15,7 @@ from shoal.placement.columns import BoolArray, FloatArray
 from shoal.placement.errors import BookingError, PolicyError
 from shoal.scheduler.binder import Binder
 from shoal.scheduler.context import SchedulingContext
+from shoal.scheduler.diagnosis import node_refusal, shortage
 from shoal.scheduler.errors import UNKNOWN_POD, BindError, UnknownPodError, WireError
 from shoal.scheduler.extender import wire
 from shoal.scheduler.extender.filtering import OFFER_ALL, FilterVerb, OfferRule, rows_of
@@ -32,7 +33,6 @@ from shoal.scheduler.extender.wire import (
 )
 from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.preemption import PodOnNode, PreemptionPlan
-from shoal.scheduler.reporting.diagnosis import node_refusal, shortage
 from shoal.scheduler.state.cluster_state import ClusterState
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import Any, Final
 from shoal.embedded.nodes.clock import Clock
 from shoal.embedded.nodes.devices import checkpoint
 from shoal.embedded.nodes.devices.accounting import Accounts, PluginDevice, Reuse
-from shoal.embedded.nodes.devices.plugins import Endpoint, Registration
+from shoal.embedded.nodes.devices.plugins import Endpoint, RegistrationService
 from shoal.embedded.nodes.errors import AllocationError, CheckpointError
 from shoal.embedded.nodes.pods.states import containers_of
 from shoal.kubelet import constants
@@ -47,7 +47,7 @@ class DeviceManager:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         self._read_checkpoint()
-        self._registration = Registration(self._folder, self._connect)
+        self._registration = RegistrationService(self._folder, self._connect)
         await self._registration.start()
         self._changed()
 

@@ -128,7 +128,7 @@ def _device(one: api.Device) -> PluginDevice:
     return PluginDevice(one.ID, healthy=one.health == constants.HEALTHY, numa=numa)
 
 
-class Registration(rpc.RegistrationServicer):
+class RegistrationService(rpc.RegistrationServicer):
     """kubelet's own service, on which plugins register."""
 
     def __init__(self, folder: Path, connect: Callable[[str, Path], Awaitable[None]]) -> None:

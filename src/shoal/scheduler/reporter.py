@@ -20,7 +20,7 @@ from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import NODES, PODS
 from shoal.model.allocation import Allocation
-from shoal.scheduler.reporting.diagnosis import placed
+from shoal.scheduler.diagnosis import placed
 
 log = logging.getLogger(__name__)
 
