@@ -36,6 +36,8 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 _IN_MEASUREMENT: Final = re.compile(r"([, ])")
 _IN_TAG: Final = re.compile(r"([,= ])")
 _LINE_ENDS: Final = re.compile(r"[\r\n]+")
+#: Backslashes that would take the sign behind them along. Servers differ in how they read two of them.
+_TAKES_ALONG: Final = re.compile(r"\\+(?=[,= ]|$)")
 _DIGITS: Final = re.compile(r"\d+")
 _QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 
@@ -79,8 +81,8 @@ def _tag(value: str) -> str:
 
 
 def _plain(value: str) -> str:
-    """One line without a backslash at its end, which would take the sign behind it along."""
-    return _LINE_ENDS.sub(" ", value).replace("\0", "").rstrip("\\")
+    """One line without backslashes that would be read as more than themselves."""
+    return _TAKES_ALONG.sub("", _LINE_ENDS.sub(" ", value).replace("\0", ""))
 
 
 class InfluxVerdict(Enum):
