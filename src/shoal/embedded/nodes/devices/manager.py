@@ -39,7 +39,7 @@ class DeviceManager:
         self._changed = changed
         self._endpoints: dict[str, Endpoint] = {}
         self._followers: dict[Endpoint, asyncio.Task[None]] = {}
-        self._registration: Registration | None = None
+        self._registration: RegistrationService | None = None
 
     async def open(self) -> None:
         """Read the checkpoint and wait for plugins."""
