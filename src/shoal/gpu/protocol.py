@@ -7,7 +7,8 @@ used from several threads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -163,12 +164,59 @@ class RemappedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class NvlinkCounters:
+    """All links of a card together, since the driver was loaded."""
+
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    crc_flit_errors: int | None = None
+    crc_data_errors: int | None = None
+    replay_errors: int | None = None
+    recovery_errors: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How busy the parts of a card were since the sample before, from 0 to 1 (NVML's GPM: Hopper and newer)."""
+
+    graphics_active: float | None = None
+    sm_active: float | None = None
+    sm_occupancy: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
+    fp64_active: float | None = None
+    fp32_active: float | None = None
+    fp16_active: float | None = None
+    #: Bytes a second.
+    pcie_sent: float | None = None
+    pcie_received: float | None = None
+    nvlink_sent: float | None = None
+    nvlink_received: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MigSample:
+    """What one MIG instance measures. Utilisation of an instance is not known."""
+
+    uuid: str
+    profile: str
+    gpu_instance: int
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
+    processes: tuple[Process, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """What a card measures now. Utilisation, fan: percent. Counters grow until the driver is loaded anew."""
 
     memory_total_bytes: int | None = None
+    #: Without what driver and firmware keep, where the driver tells it apart.
     memory_used_bytes: int | None = None
     memory_free_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
     utilisation: int | None = None
     memory_utilisation: int | None = None
     encoder_utilisation: int | None = None
@@ -180,13 +228,28 @@ class Sample:
     fan: int | None = None
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
-    #: Bytes a second, seen from the card.
+    #: Why the clocks are held down now, in NVIDIA's words (`sw_power_cap`, `hw_slowdown`, …); empty: they are not.
+    clock_event_reasons: frozenset[str] | None = None
+    #: Nanoseconds the clocks were held down, by cause: power, thermal, sync_boost, board_limit, low_utilisation,
+    #: reliability. Causes the card does not tell are left out.
+    violation_ns: Mapping[str, int] = field(default_factory=dict)
+    #: Bytes a second, seen from the card. Slow to read: `Nvml.pcie_traffic` asks for them.
     pcie_sent: int | None = None
     pcie_received: int | None = None
     pcie_replays: int | None = None
+    nvlink: NvlinkCounters | None = None
+    #: Errors of the memory since the driver was loaded, and over the card's life.
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
+    ecc_corrected_lifetime: int | None = None
+    ecc_uncorrected_lifetime: int | None = None
+    #: Pages taken out of use, on cards before Ampere.
+    retired_single_bit: int | None = None
+    retired_double_bit: int | None = None
+    retired_pending: bool | None = None
     remapped: RemappedRows | None = None
+    profile: Profile | None = None
+    mig: tuple[MigSample, ...] = ()
     processes: tuple[Process, ...] = ()
 
 
