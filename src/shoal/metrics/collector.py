@@ -11,15 +11,17 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shoal.gpu import inventory
-from shoal.gpu.errors import GpuError
-from shoal.gpu.protocol import Card, Driver, Nvml, Process, Sample, Survey
+from shoal.gpu.errors import GpuError, NoCgroupError
+from shoal.gpu.protocol import Card, CgroupMemory, Driver, Nvml, Process, Sample, Survey, limits_memory
 from shoal.metrics.attribution import CardUse, attribute
+from shoal.metrics.cgroups import ContainerFolders
 from shoal.metrics.node_pods import KnownPod, NodeContainers
+from shoal.metrics.overuse import Overuse, OveruseWatch
 from shoal.metrics.processes import ContainerRef, ProcessOwners, owners_of
 from shoal.metrics.snapshot import CardSnapshot, ContainerName, ContainerSnapshot, LatestSnapshot, Snapshot
 from shoal.model.gpu import NodeGpus
@@ -33,6 +35,7 @@ OpenNvml = Callable[[], Nvml]
 _JITTER: Final = 0.1
 #: The cards themselves are looked at again after so many intervals, or when one does not answer.
 _SURVEY_EVERY: Final = 12
+_PERCENT: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +46,16 @@ class CardReadings:
     cards: tuple[tuple[Card, Sample | None], ...] = ()
     owners: Mapping[int, ContainerRef] = field(default_factory=dict)
     #: By card's UUID, what the driver has counted for containers' cgroups.
-    accounts: Mapping[str, Mapping[ContainerRef, int]] = field(default_factory=dict)
+    accounts: Mapping[str, Mapping[ContainerRef, CgroupMemory]] = field(default_factory=dict)
 
 
 class CardReader:
     """Asks the driver. Its methods block: call them in a thread, one at a time."""
 
-    def __init__(self, open_driver: OpenNvml, owners: ProcessOwners) -> None:
+    def __init__(self, open_driver: OpenNvml, owners: ProcessOwners, folders: ContainerFolders) -> None:
         self._open = open_driver
         self._owners = owners
+        self._folders = folders
         self._nvml: Nvml | None = None
         self._driver: Driver | None = None
         self._survey = Survey()
@@ -60,14 +64,42 @@ class CardReader:
         self.failures: Counter[str] = Counter()
         self._told = ""
 
-    def read(self) -> CardReadings:
-        """All cards now."""
+    def read(self, booked: Mapping[str, Collection[ContainerRef]]) -> CardReadings:
+        """All cards now. `booked` are, by UUID, the containers that have a part of a card."""
         nvml = self._look()
         if nvml is None:
             return CardReadings()
         cards = tuple((card, self._sample(nvml, card)) for card in self._survey.cards)
         pids = {process.pid for _, sample in cards for process in processes_of(sample)}
-        return CardReadings(self._driver, cards, owners_of(pids, self._owners))
+        owners = owners_of(pids, self._owners)
+        self._folders.begin()
+        accounts = {
+            card.uuid: self._accounts(
+                nvml,
+                card,
+                {*booked.get(card.uuid, ()), *(owners[p.pid] for p in processes_of(sample) if p.pid in owners)},
+            )
+            for card, sample in cards
+            if sample is not None and self._driver is not None and limits_memory(self._driver, card)
+        }
+        return CardReadings(self._driver, cards, owners, accounts)
+
+    def _accounts(self, nvml: Nvml, card: Card, containers: Iterable[ContainerRef]) -> dict[ContainerRef, CgroupMemory]:
+        """What the driver has counted for containers' cgroups on a card."""
+        found: dict[ContainerRef, CgroupMemory] = {}
+        for container in containers:
+            folder = self._folders.folder(container)
+            if folder is None:
+                continue
+            try:
+                found[container] = nvml.cgroup_memory(card.uuid, folder)
+            except NoCgroupError:
+                continue  # the container has ended meanwhile
+            except GpuError as error:
+                self.failures["cgroup_memory"] += 1
+                log.debug("the driver tells no account of a cgroup: %s", error)
+                break
+        return found
 
     def _look(self) -> Nvml | None:
         """The driver, if it answers, with its cards looked at now and then."""
@@ -121,10 +153,15 @@ class Collector:
         latest: LatestSnapshot,
         *,
         interval: float,
+        grace: float,
+        told: Callable[[KnownPod, Overuse, Card], None] = lambda pod, overuse, card: None,
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`told` is called when over-use has lasted for the `grace` time, once per episode."""
         self._node = node
+        self._told = told
+        self._overuse = OveruseWatch(grace=grace, longest_gap=2 * interval)
         self._reader = reader
         self._pods = pods
         self._latest = latest
@@ -144,7 +181,7 @@ class Collector:
 
     async def collect(self) -> Snapshot:
         """One interval: read, attribute, show."""
-        readings = await asyncio.to_thread(self._reader.read)
+        readings = await asyncio.to_thread(self._reader.read, self._pods.on_cards())
         survey = Survey(tuple(card for card, _ in readings.cards))
         if readings.cards:
             self._pods.move_to(NodeGpus(self._node, inventory.gpus(survey)))
@@ -154,62 +191,121 @@ class Collector:
 
     def _snapshot(self, readings: CardReadings) -> Snapshot:
         self._number += 1
+        found = {ref: pod for ref in _refs(readings) if (pod := self._pods.find(ref)) is not None}
+        now = self._monotonic()
         return Snapshot(
             self._node,
             self._now(),
-            self._monotonic(),
+            now,
             self._interval,
             self._number,
             readings.driver,
-            tuple(self._card(card, sample, readings) for card, sample in readings.cards),
+            tuple(self._card(card, sample, readings, found, now) for card, sample in readings.cards),
             failures=dict(self._reader.failures),
         )
 
-    def _card(self, card: Card, sample: Sample | None, readings: CardReadings) -> CardSnapshot:
+    def _card(
+        self,
+        card: Card,
+        sample: Sample | None,
+        readings: CardReadings,
+        found: Mapping[ContainerRef, NamedPod],
+        now: float,
+    ) -> CardSnapshot:
         used = None if sample is None else sample.memory_used_bytes
         if not self._pods.synced:  # nobody can say yet whose it is
             return CardSnapshot(card, sample, used)
-        owners, found = self._known(readings.owners)
-        accounts = readings.accounts.get(card.uuid, {})
-        use = attribute(used, processes_of(sample), owners, accounts)
+        # What the API server does not show is nobody's.
+        owners = {pid: ref for pid, ref in readings.owners.items() if ref in found}
+        accounts = {ref: account for ref, account in readings.accounts.get(card.uuid, {}).items() if ref in found}
+        use = attribute(used, processes_of(sample), owners, {ref: one.used_bytes for ref, one in accounts.items()})
+        limits = {ref: one.limit.hard_bytes for ref, one in accounts.items()}
+        containers = containers_on(
+            card, use, found, limits, _instances(sample, owners), self._pods.booked_on(card.uuid)
+        )
         return CardSnapshot(
-            card, sample, use.used_bytes, use.unattributed_bytes, _containers(card, use, found, self._pods.pods())
+            card,
+            sample,
+            use.used_bytes,
+            use.unattributed_bytes,
+            tuple(self._followed(card, pod, one, now) for pod, one in containers),
         )
 
-    def _known(
-        self, owners: Mapping[int, ContainerRef]
-    ) -> tuple[dict[int, ContainerRef], dict[ContainerRef, tuple[KnownPod, str]]]:
-        """The owners that the API server shows, and their names."""
-        refs = {ref: pod for ref in set(owners.values()) if (pod := self._pods.find(ref)) is not None}
-        return {pid: ref for pid, ref in owners.items() if ref in refs}, refs
+    def _followed(self, card: Card, pod: KnownPod, one: ContainerSnapshot, now: float) -> ContainerSnapshot:
+        seconds, due = self._overuse.look(now, one.name, card.uuid, requested=one.requested_bytes, used=one.used_bytes)
+        if due is not None:
+            self._told(pod, due, card)
+        return replace(one, overuse_seconds=seconds)
 
 
-def _containers(
-    card: Card, use: CardUse, found: Mapping[ContainerRef, tuple[KnownPod, str]], pods: Iterable[KnownPod]
-) -> tuple[ContainerSnapshot, ...]:
-    """Those that have a part of the card booked, or use one."""
-    made: dict[ContainerName, ContainerSnapshot] = {}
+#: A pod, and the name of one of its containers.
+NamedPod = tuple[KnownPod, str]
+
+
+def _refs(readings: CardReadings) -> set[ContainerRef]:
+    return {*readings.owners.values(), *(ref for accounts in readings.accounts.values() for ref in accounts)}
+
+
+def _instances(sample: Sample | None, owners: Mapping[int, ContainerRef]) -> dict[ContainerRef, str]:
+    """The MIG instance that each container uses. One with several is left out."""
+    used: dict[ContainerRef, set[str]] = {}
+    for instance in () if sample is None else sample.mig:
+        for process in instance.processes:
+            if process.pid in owners:
+                used.setdefault(owners[process.pid], set()).add(instance.uuid)
+    return {ref: next(iter(some)) for ref, some in used.items() if len(some) == 1}
+
+
+def containers_on(
+    card: Card,
+    use: CardUse,
+    found: Mapping[ContainerRef, NamedPod],
+    limits: Mapping[ContainerRef, int | None],
+    instances: Mapping[ContainerRef, str],
+    booked: Iterable[NamedPod],
+) -> list[tuple[KnownPod, ContainerSnapshot]]:
+    """Those that use a part of the card, or have one booked, by name. `limits` are those the driver has told."""
+    made: dict[ContainerName, tuple[KnownPod, ContainerSnapshot]] = {}
     for one in use.containers:
-        pod, name = found[one.container]
-        requested, limit = _booked(pod, name, card)
-        full = pod.container(name)
-        before = made.get(full)
-        memory = one.memory_bytes
-        if before is not None:  # two runs of one container, or two whose names are not told yet
-            memory = None if memory is None or before.used_bytes is None else memory + before.used_bytes
-        made[full] = ContainerSnapshot(
-            full, requested, limit, memory, one.utilisation if before is None else None, one.source
+        pod, container = found[one.container]
+        name = _name(pod, container)
+        requested, limit = share_of(pod, container, card)
+        fresh = ContainerSnapshot(
+            name,
+            requested,
+            limits.get(one.container, limit),
+            one.memory_bytes,
+            one.utilisation,
+            one.source,
+            mig_uuid=instances.get(one.container, ""),
         )
-    for pod in pods:
-        for name, uuid in () if pod.over else pod.booked:
-            if uuid == card.uuid and pod.container(name) not in made:
-                made[pod.container(name)] = ContainerSnapshot(pod.container(name), *_booked(pod, name, card))
-    return tuple(made[name] for name in sorted(made))
+        # Two runs of a container, or two of which the API server does not tell the names yet.
+        made[name] = (pod, _joined(made[name][1], fresh) if name in made else fresh)
+    for pod, container in booked:
+        name = _name(pod, container)
+        if name not in made:
+            made[name] = (pod, ContainerSnapshot(name, *share_of(pod, container, card)))
+    return [made[name] for name in sorted(made)]
 
 
-def _booked(pod: KnownPod, container: str, card: Card) -> tuple[int | None, int | None]:
-    """What is booked for a container on a card, and what limits it."""
+def _name(pod: KnownPod, container: str) -> ContainerName:
+    return ContainerName(pod.namespace, pod.name, container, pod.uid)
+
+
+def _joined(one: ContainerSnapshot, other: ContainerSnapshot) -> ContainerSnapshot:
+    used = None if one.used_bytes is None or other.used_bytes is None else one.used_bytes + other.used_bytes
+    load = None if one.utilisation is None or other.utilisation is None else one.utilisation + other.utilisation
+    return replace(
+        one,
+        used_bytes=used,
+        utilisation=load if load is None or load <= _PERCENT else None,
+        mig_uuid=one.mig_uuid if one.mig_uuid == other.mig_uuid else "",
+    )
+
+
+def share_of(pod: KnownPod, container: str, card: Card) -> tuple[int | None, int | None]:
+    """What is booked for a container on a card, and what limits it; None where that is not known."""
     share = pod.booked.get((container, card.uuid))
     if share is None:
         return None if container in pod.unknown or not container else 0, None
-    return card.memory_bytes if share.whole else share.requested_bytes, share.limit_bytes
+    return card.memory_bytes or None if share.whole else share.requested_bytes, share.limit_bytes
