@@ -18,6 +18,8 @@ TAG_GPU: Final = "gpu"
 TAG_NAMESPACE: Final = "namespace"
 TAG_POD: Final = "pod"
 TAG_CONTAINER: Final = "container"
+#: The MIG instance's UUID, where the container has one.
+TAG_MIG: Final = "mig"
 
 _Fields = Mapping[str, FieldValue | None]
 
@@ -33,8 +35,9 @@ def points(snapshot: Snapshot) -> Iterator[InfluxPoint]:
         yield _point(snapshot, MEASUREMENT_GPU, tags, _card(card))
         for container in using(card):
             name = container.name
-            of_it = {TAG_NAMESPACE: name.namespace, TAG_POD: name.pod, TAG_CONTAINER: name.container}
-            yield _point(snapshot, MEASUREMENT_POD, {**tags, **of_it}, _container(container, loads.get(name.pod_uid)))
+            whose = {TAG_NAMESPACE: name.namespace, TAG_POD: name.pod, TAG_CONTAINER: name.container}
+            fields = _container(container, loads.get(name.pod_uid))
+            yield _point(snapshot, MEASUREMENT_POD, {**tags, **whose, TAG_MIG: container.mig_uuid}, fields)
 
 
 def using(card: CardSnapshot) -> tuple[ContainerSnapshot, ...]:

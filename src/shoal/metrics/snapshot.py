@@ -38,6 +38,8 @@ class ContainerSnapshot:
     overuse_seconds: float = 0.0
     #: The runtime's ID of it, without the runtime's name; empty while nothing of it runs on the card.
     container_id: str = ""
+    #: The MIG instance that it has or uses; empty: the card itself, or which one is not known.
+    mig_uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
