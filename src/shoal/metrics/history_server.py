@@ -139,8 +139,8 @@ class HistoryServer:
         self._reading = asyncio.Lock()
         self._namespaces_kept: frozenset[str] = frozenset()
         self._looked_at = float("-inf")
-        #: Where it answers; set as long as it does.
-        self.announcement: Announcement | None = None
+        #: Whether others have been told where it answers.
+        self.announced = False
 
     async def run(self, latest: LatestSnapshot) -> None:
         """Serve until cancelled. Raises TlsError and OSError."""
@@ -151,7 +151,7 @@ class HistoryServer:
             async with serving(self._answer, settings.host, settings.port, self._bounds, tls.context) as port:
                 await self._tell(tls, port)
         finally:
-            self.announcement = None
+            self.announced = False
             await self._access.close()
 
     async def _tell(self, tls: HistoryTls, port: int) -> None:
@@ -165,18 +165,22 @@ class HistoryServer:
                 authority=tls.authority,
                 server_name=tls.server_name,
             )
-            self.announcement = announcement
-            told = False
-            while True:
-                try:
-                    await announce(self._client, announcement, namespace=settings.namespace)
-                    break
-                except KubeError as error:
-                    if not told:
-                        log.warning("nobody is told where the history of this node is: %s", error)
-                    told = True
-                    await asyncio.sleep(_RETRY_SECONDS)
+            await self._announce(announcement)
             await tls.renewed()
+
+    async def _announce(self, announcement: Announcement) -> None:
+        """Return when the API server has taken it; why it does not is told once."""
+        self.announced = False
+        told = False
+        while not self.announced:
+            try:
+                await announce(self._client, announcement, namespace=self._settings.namespace)
+                self.announced = True
+            except KubeError as error:
+                if not told:
+                    log.warning("nobody is told where the history of this node is: %s", error)
+                told = True
+                await asyncio.sleep(_RETRY_SECONDS)
 
     # A request
 
@@ -253,7 +257,7 @@ class HistoryServer:
                 namespace=one.namespace,
                 pod=one.pod,
                 container=one.container,
-                values=tuple(None if value is None else float(f"{value:.8g}") for value in values),
+                values=tuple(None if value is None else round(value, 3) for value in values),
             )
             for one, values in means.values.items()
             if any(value is not None for value in values)
