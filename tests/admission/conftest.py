@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from tests.admission.guarded import DEPLOY, FAR, NODE, SYSTEM, Guarded, binding, deployment, event, pod, refusals
 from tests.suites.connection import Connection
 from tests.suites.embedded import EmbeddedServer
-from tests.testbed.control_plane import ControlPlane
+from tests.testbed.control_plane import own_control_plane
 from tests.testbed.processes import Run
 from tests.testbed.waiting import wait_for
 
@@ -26,31 +25,30 @@ def _guarded_embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guar
 
 @pytest.fixture(scope="module")
 def _guarded_real(testbed_run: Run) -> Iterator[Guarded]:
-    plane = ControlPlane(testbed_run, f"guarded-{uuid.uuid4().hex[:6]}")
-    server = plane.api
-    server.kubectl("apply", "--validate=strict", "-k", str(DEPLOY / "admission"))
-    server.kubectl("apply", "--validate=strict", "-f", str(DEPLOY / "agent" / "own-node.yaml"))
-    guarded = Guarded(Connection(server.kubeconfig()), server.create_namespace, real=True)
-    guarded.prepare()
-    room = guarded.room()
-    where = f"/api/v1/namespaces/{room}"
-    label = {"metadata": {"labels": {"shoal.dev/mps": "allow"}}}
-    # Policies come into force one by one.
-    for who, method, path, body in (
-        ("tenant", "POST", f"{where}/pods", pod("probe", annotations={"UUID": "x"})),
-        ("tenant", "POST", f"{where}/pods", pod("probe", annotations={"cdi.k8s.io/x": "x"})),
-        ("tenant", "POST", f"{where}/bindings", binding("probe", {"UUID": "x"})),
-        ("tenant", "POST", f"/apis/apps/v1/namespaces/{room}/deployments", deployment({"UUID": "x"})),
-        ("tenant", "POST", f"/apis/apps/v1/namespaces/{room}/deployments", deployment({"cdi.k8s.io/x": "x"})),
-        ("tenant", "PATCH", where, label),
-        ("shoal-agent", "PATCH", f"/api/v1/nodes/{NODE}", label),
-        ("shoal-agent", "PATCH", f"{SYSTEM}/pods/agent", label),
-        ("shoal-agent", "POST", f"{where}/events", event("probe", room, {"kind": "Secret", "namespace": room})),
-    ):
-        answer = lambda: guarded.ask(who, method, f"{path}?dryRun=All", body)  # noqa: E731, B023
-        wait_for(lambda: any(refusals(answer())), f"refusing {method} {path}")  # noqa: B023
-    yield guarded
-    plane.stop()
+    with own_control_plane(testbed_run, "guarded") as plane:
+        server = plane.api
+        server.kubectl("apply", "--validate=strict", "-k", str(DEPLOY / "admission"))
+        server.kubectl("apply", "--validate=strict", "-f", str(DEPLOY / "agent" / "own-node.yaml"))
+        guarded = Guarded(Connection(server.kubeconfig()), server.create_namespace, real=True)
+        guarded.prepare()
+        room = guarded.room()
+        where = f"/api/v1/namespaces/{room}"
+        label = {"metadata": {"labels": {"shoal.dev/mps": "allow"}}}
+        # Policies come into force one by one.
+        for who, method, path, body in (
+            ("tenant", "POST", f"{where}/pods", pod("probe", annotations={"UUID": "x"})),
+            ("tenant", "POST", f"{where}/pods", pod("probe", annotations={"cdi.k8s.io/x": "x"})),
+            ("tenant", "POST", f"{where}/bindings", binding("probe", {"UUID": "x"})),
+            ("tenant", "POST", f"/apis/apps/v1/namespaces/{room}/deployments", deployment({"UUID": "x"})),
+            ("tenant", "POST", f"/apis/apps/v1/namespaces/{room}/deployments", deployment({"cdi.k8s.io/x": "x"})),
+            ("tenant", "PATCH", where, label),
+            ("shoal-agent", "PATCH", f"/api/v1/nodes/{NODE}", label),
+            ("shoal-agent", "PATCH", f"{SYSTEM}/pods/agent", label),
+            ("shoal-agent", "POST", f"{where}/events", event("probe", room, {"kind": "Secret", "namespace": room})),
+        ):
+            answer = lambda: guarded.ask(who, method, f"{path}?dryRun=All", body)  # noqa: E731, B023
+            wait_for(lambda: any(refusals(answer())), f"refusing {method} {path}")  # noqa: B023
+        yield guarded
 
 
 @pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.kube)])

@@ -12,7 +12,7 @@ from shoal.model.contract import decisions
 from tests.admission.guarded import DEPLOY, Guarded, pod
 from tests.admission.test_shipped import lists, variable
 from tests.suites.connection import Connection
-from tests.testbed.control_plane import ControlPlane
+from tests.testbed.control_plane import own_control_plane
 from tests.testbed.processes import Run
 from tests.testbed.waiting import wait_for
 
@@ -22,14 +22,13 @@ COPY = {"note": "kept", **dict.fromkeys(decisions.DECISION_ANNOTATIONS, "x")}
 @pytest.fixture(scope="module")
 def stripping(testbed_run: Run) -> Iterator[Guarded]:
     """A server of this module's own, with both."""
-    plane = ControlPlane(testbed_run, "stripping")
-    server = plane.api
-    for folder in ("admission", "admission-strip"):
-        server.kubectl("apply", "--validate=strict", "-k", str(DEPLOY / folder))
-    guarded = Guarded(Connection(server.kubeconfig()), server.create_namespace, real=True)
-    guarded.prepare()
-    yield guarded
-    plane.stop()
+    with own_control_plane(testbed_run, "stripping") as plane:
+        server = plane.api
+        for folder in ("admission", "admission-strip"):
+            server.kubectl("apply", "--validate=strict", "-k", str(DEPLOY / folder))
+        guarded = Guarded(Connection(server.kubeconfig()), server.create_namespace, real=True)
+        guarded.prepare()
+        yield guarded
 
 
 @pytest.mark.min_kube("1.36")

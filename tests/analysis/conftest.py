@@ -1,6 +1,5 @@
 """Clusters with a scheduler for commands to ask: the embedded one, and a real one for `make test-kube`."""
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 from tests.suites.scheduling import ways
 from tests.suites.scheduling.ways import EMBEDDED, STANDALONE, Way
-from tests.testbed.control_plane import ControlPlane
+from tests.testbed.control_plane import ControlPlane, own_control_plane
 from tests.testbed.processes import Run
 
 
@@ -22,11 +21,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def plane(testbed_run: Run) -> Iterator[ControlPlane]:
     """A control plane of these tests' own: nothing but their scheduler runs there."""
-    made = ControlPlane(testbed_run, f"ask-{uuid.uuid4().hex[:6]}")
-    kubelets = ways.kubelets(testbed_run, made.api)
-    yield made
-    kubelets.kill()
-    made.stop()
+    with own_control_plane(testbed_run, "ask") as made:
+        kubelets = ways.kubelets(testbed_run, made.api)
+        yield made
+        kubelets.kill()
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from shoal.cli.main import main
 from shoal.embedded.app import EmbeddedApi
+from shoal.http.errors import TlsError
 from shoal.kube import certificates
 from shoal.kube.access.credentials import KeyPair
 from shoal.kube.access.kubeconfig import load_kubeconfig
@@ -24,7 +25,7 @@ from shoal.kube.client import Client
 from shoal.kube.resources import SECRETS
 from shoal.scheduler.certificates import Bundle, BundleSecret, decode, fresh
 from shoal.scheduler.config import SECRET
-from shoal.scheduler.errors import BundleError, TlsError
+from shoal.scheduler.errors import BundleError
 from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.tls import OwnTls
 from tests.scheduler.extender.scene import Scene

@@ -4,7 +4,7 @@ import contextlib
 import http.client
 import ssl
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import yaml
@@ -92,6 +92,16 @@ class ControlPlane:
             f"--flex-volume-plugin-dir={self.api.directory / 'volume-plugins'}",  # else it makes one in the system
             *("--kube-api-qps=500", "--kube-api-burst=500", "--profiling=false"),
         ]
+
+
+@contextlib.contextmanager
+def own_control_plane(run: Run, what: str) -> Iterator[ControlPlane]:
+    """A control plane for some tests alone, which others would disturb or be disturbed by; it goes with them."""
+    plane = ControlPlane(run, f"{what}-{uuid.uuid4().hex[:6]}")
+    try:
+        yield plane
+    finally:
+        plane.stop()
 
 
 def _healthy(port: int) -> bool:

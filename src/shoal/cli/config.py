@@ -75,8 +75,9 @@ def kube_scheduler(
       shoal config kube-scheduler --for 1.36 --rotate-client
       shoal config kube-scheduler --for 1.36 --plain           to an extender without TLS
     """
+    from shoal.http.errors import TlsError
     from shoal.kube.errors import KubeError
-    from shoal.scheduler.errors import ConfigurationError, TlsError
+    from shoal.scheduler.errors import ConfigurationError
     from shoal.scheduler.kube_scheduler import (
         MOUNTED,
         WEIGHT,
@@ -119,12 +120,12 @@ def kube_scheduler(
 
 async def _client_half(kubeconfig: Path | None, context: str, secret: str | None, *, rotate: bool) -> InlineClientTls:
     """kube-scheduler's half of the extender's certificates, made anew first if asked for."""
+    from shoal.http.errors import TlsError
     from shoal.kube.access.kubeconfig import load_access
     from shoal.kube.client import Client
     from shoal.model.contract import gpushare
     from shoal.scheduler.certificates import BundleSecret
     from shoal.scheduler.config import SECRET
-    from shoal.scheduler.errors import TlsError
     from shoal.scheduler.kube_scheduler import InlineClientTls
 
     namespace, _, name = (secret or f"{gpushare.EXTENDER_NAMESPACE}/{SECRET}").rpartition("/")

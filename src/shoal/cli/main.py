@@ -20,6 +20,7 @@ _COMMANDS: Final = {
         "shoal.cli.inspect.command:inspect",
         "Show what is allocated of each card (kubectl inspect gpushare).",
     ),
+    "metrics": ("shoal.cli.metrics:metrics", "Run the collector: what cards and containers really use."),
     "policy": ("shoal.cli.policy:policy", "Show the policy in force, or compare two."),
     "scheduler": ("shoal.cli.scheduler:scheduler", "Run the scheduler: extender and gpu-scheduler."),
     "simulate": ("shoal.cli.simulate:simulate", "Compare placement policies on a trace of pods."),

@@ -52,11 +52,11 @@ def scheduler(
       shoal scheduler --memory-unit MiB --port 12345
       shoal scheduler --config scheduler.yaml --no-leader-elect
     """
+    from shoal.http.errors import TlsError
     from shoal.kube.access.kubeconfig import load_access
     from shoal.kube.errors import KubeError, LeadershipLostError
     from shoal.scheduler.app import run
     from shoal.scheduler.config import SchedulerConfig
-    from shoal.scheduler.errors import TlsError
 
     settings.log_at(log_level)
     try:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from shoal.http.tls import FileTls, TlsFiles
 from shoal.kube.access.credentials import Access
 from shoal.kube.client import Client
 from shoal.kube.events import Recorder
@@ -56,7 +57,7 @@ from shoal.scheduler.preemption import Clearing, DisruptionBudgets
 from shoal.scheduler.reporter import Reporter
 from shoal.scheduler.rivals import Rivals
 from shoal.scheduler.state.cluster_state import ClusterState
-from shoal.scheduler.tls import FileTls, OwnTls, ServerTls, TlsFiles
+from shoal.scheduler.tls import OwnTls, ServerTls
 
 log = logging.getLogger(__name__)
 

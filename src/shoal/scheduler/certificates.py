@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from shoal.http.errors import TlsError
 from shoal.kube import certificates
 from shoal.kube.access.credentials import KeyPair
 from shoal.kube.certificates import Authority, CertificateError
@@ -30,7 +31,7 @@ from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.others import Secret
 from shoal.kube.resources import SECRETS
 from shoal.model.contract import gpushare
-from shoal.scheduler.errors import BundleError, TlsError
+from shoal.scheduler.errors import BundleError
 
 CA_LIFE: Final = timedelta(days=3650)
 SERVER_LIFE: Final = timedelta(days=365)

@@ -6,11 +6,11 @@ from typing import Annotated, Final
 
 import msgspec
 
+from shoal.http.server import Bounds
 from shoal.model.contract import gpushare, keti, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.extender.filtering import OFFER_ALL
-from shoal.scheduler.http_server import Bounds
 
 #: The Secret that `deploy/scheduler` has for the extender's certificates.
 SECRET: Final = f"{shoal.NAME_SCHEDULER}-tls"

@@ -17,10 +17,6 @@ class ClaimError(SchedulerError):
     """The claims of a pod could not be made ready for its node."""
 
 
-class TlsError(SchedulerError):
-    """Certificates that cannot be used; the message names them and the fix."""
-
-
 class BundleError(SchedulerError):
     """A Secret that does not hold the extender's certificates."""
 

@@ -9,9 +9,9 @@ from typing import Final
 
 from aiohttp import web
 
+from shoal.http.server import Bounds, Routes, in_pieces, serving, text
 from shoal.model.contract import gpushare, shoal
 from shoal.observe.prometheus import CONTENT_TYPE
-from shoal.scheduler.http_server import Bounds, Routes, in_pieces, serving, text
 from shoal.scheduler.metrics import Metrics
 
 #: Bodies are not read at all.
@@ -44,8 +44,8 @@ async def serve(
             shoal.PATH_METRICS: ("GET", scrape),
             gpushare.PATH_VERSION: ("GET", version),
         },
-        metrics=metrics,
         clock=clock,
+        counted=metrics.answered,
     )
     async with serving(routes, host, port, _BOUNDS, refused=metrics.refused_connections.inc) as serving_port:
         yield serving_port

@@ -144,3 +144,8 @@ class Metrics:
             ["outcome"],
         )
         self.held = registry.gauge("shoal_scheduler_held_pods", "Pods whose cards are held and not yet being bound.")
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """An HTTP request was answered."""
+        self.requests.inc(route, str(status))
+        self.request_seconds.observe(seconds, route)

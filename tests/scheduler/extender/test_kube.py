@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from shoal.http.tls import FileTls, TlsFiles
 from shoal.kube.client import Client
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import CLAIMS, PODS, STORAGE_CLASSES, VOLUMES
@@ -16,7 +17,7 @@ from shoal.scheduler.certificates import Bundle, BundleSecret
 from shoal.scheduler.extender.filtering import OFFER_ALL
 from shoal.scheduler.extender.holds import HOLD_SECONDS
 from shoal.scheduler.kube_scheduler import ClientTls, InlineClientTls, SchedulerMode
-from shoal.scheduler.tls import FileTls, OwnTls, TlsFiles
+from shoal.scheduler.tls import OwnTls
 from tests.scheduler.extender.live import live
 from tests.scheduler.extender.pods import CLASSES, all_bound, pod, until, used
 from tests.testbed.control_plane import ControlPlane

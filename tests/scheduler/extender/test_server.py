@@ -16,16 +16,16 @@ import pytest
 
 from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.certificates import make_pki
+from shoal.http.errors import TlsError
+from shoal.http.server import Bounds
+from shoal.http.tls import FileTls, TlsFiles
 from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
 from shoal.kube.resources import NODES, PODS
 from shoal.kube.store import Change, ChangeType
 from shoal.scheduler import health
-from shoal.scheduler.errors import TlsError
 from shoal.scheduler.extender.server import Address, Extender
-from shoal.scheduler.http_server import Bounds
 from shoal.scheduler.metrics import LedgerSource
-from shoal.scheduler.tls import FileTls, TlsFiles
 from tests.observe.text import parse
 from tests.scheduler.extender.requests import args, binding, pod, preemption
 from tests.scheduler.extender.scene import Scene

@@ -1,6 +1,5 @@
 """The way a scenario runs: each of the three, set up once for all scenarios."""
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,18 +7,17 @@ import pytest
 
 from tests.suites.scheduling import ways
 from tests.suites.scheduling.ways import EMBEDDED, EXTENDER, STANDALONE, Way
-from tests.testbed.control_plane import ControlPlane
+from tests.testbed.control_plane import ControlPlane, own_control_plane
 from tests.testbed.processes import Run
 
 
 @pytest.fixture(scope="module")
 def _plane(testbed_run: Run) -> Iterator[ControlPlane]:
     """A control plane of these tests' own: their schedulers would take the pods of all others."""
-    plane = ControlPlane(testbed_run, f"scheduling-{uuid.uuid4().hex[:6]}")
-    kubelets = ways.kubelets(testbed_run, plane.api)
-    yield plane
-    kubelets.kill()
-    plane.stop()
+    with own_control_plane(testbed_run, "scheduling") as plane:
+        kubelets = ways.kubelets(testbed_run, plane.api)
+        yield plane
+        kubelets.kill()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Clusters whose controllers run: the embedded one, and a real control plane. Fake kubelets play the pods on both."""
 
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -12,7 +11,7 @@ from tests.suites.embedded import EmbeddedServer
 from tests.suites.workloads.nodes import Nodes
 from tests.testbed import fake_kubelet
 from tests.testbed.cluster import Api
-from tests.testbed.control_plane import ControlPlane
+from tests.testbed.control_plane import ControlPlane, own_control_plane
 from tests.testbed.processes import Run
 
 WORKERS = 3
@@ -29,9 +28,8 @@ def _with_controllers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embe
 @pytest.fixture(scope="session")
 def _plane(testbed_run: Run) -> Iterator[ControlPlane]:
     """A control plane of this suite's own: its nodes would be in the way of others."""
-    plane = ControlPlane(testbed_run, f"workloads-{uuid.uuid4().hex[:6]}")
-    yield plane
-    plane.stop()
+    with own_control_plane(testbed_run, "workloads") as plane:
+        yield plane
 
 
 @pytest.fixture(scope="session")

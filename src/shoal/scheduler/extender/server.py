@@ -16,12 +16,12 @@ from typing import Final
 
 from aiohttp import web
 
+from shoal.http.server import ANY, Bodies, Bounds, Routes, in_pieces, json, rest, serving, shown, text
 from shoal.model.contract import gpushare
 from shoal.scheduler.errors import UnknownPodError, WireError
 from shoal.scheduler.extender import wire
 from shoal.scheduler.extender.inspect import inspect
 from shoal.scheduler.extender.verbs import Verb, Verbs
-from shoal.scheduler.http_server import ANY, Bodies, Bounds, Routes, in_pieces, json, rest, serving, shown, text
 from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.state.cluster_state import ClusterState
 from shoal.scheduler.tls import ServerTls
@@ -80,8 +80,8 @@ class Extender:
                 _ONE_NODE: ("GET", self._inspect),
                 gpushare.PATH_VERSION: ("GET", self._version),
             },
-            metrics=self._metrics,
             clock=self._clock,
+            counted=self._metrics.answered,
             admission=None if tls is None else tls.admits,
         )
         context = None if tls is None else tls.context

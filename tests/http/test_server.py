@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from shoal.embedded.certificates import make_pki
-from shoal.scheduler.http_server import FREE, Bodies, Bounds, ConnectionSlots, in_pieces, serving, text
+from shoal.http.server import FREE, Bodies, Bounds, ConnectionSlots, in_pieces, serving, text
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

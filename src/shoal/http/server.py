@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import socket
 import ssl
@@ -21,9 +22,6 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import web
-
-from shoal.kube.certificates import der_fingerprint
-from shoal.scheduler.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +53,8 @@ _OPTIONS: Final[dict[str, Any]] = {
     "access_log": None,
     "logger": _UNHEARD,
 }
+#: Told of every answer: the route ("none" when there is none), its status, and how long it took.
+Counted = Callable[[str, int, float], None]
 #: May the caller with this fingerprint ("" without a certificate) ask anything? Why not, in words; empty when it may.
 Admission = Callable[[str], Awaitable[str]]
 JSON: Final = "application/json"
@@ -225,7 +225,7 @@ class ServerConnection(web.RequestHandler):
         self._wire = transport
         tls = transport.get_extra_info("ssl_object")
         certificate = None if tls is None else tls.getpeercert(binary_form=True)
-        self.shown = "" if certificate is None else der_fingerprint(certificate)
+        self.shown = "" if certificate is None else hashlib.sha256(certificate).hexdigest()
         self._slot.close = transport.abort
         super().connection_made(transport)
 
@@ -407,14 +407,14 @@ class Routes:
         self,
         routes: Mapping[str, tuple[str, Handler]],
         *,
-        metrics: Metrics,
         clock: Callable[[], float],
+        counted: Counted = lambda route, status, seconds: None,
         admission: Admission | None = None,
     ) -> None:
         self._routes = dict(routes)
         self._open = tuple(path.removesuffix(ANY) + "/" for path in routes if path.endswith(ANY))
-        self._metrics = metrics
         self._clock = clock
+        self._counted = counted
         self._admission = admission
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -429,8 +429,7 @@ class Routes:
             status = refusal.status
             raise
         finally:
-            self._metrics.requests.inc(name if name in self._routes else "none", str(status))
-            self._metrics.request_seconds.observe(self._clock() - started, name if name in self._routes else "none")
+            self._counted(name if name in self._routes else "none", status, self._clock() - started)
 
     def _name(self, path: str) -> str:
         return next((prefix.removesuffix("/") + ANY for prefix in self._open if path.startswith(prefix)), path)

@@ -1,0 +1,66 @@
+"""The collector's process: how the parts are joined, for one node.
+
+`run` has no global state and sets no signal handlers, so that many collectors can run in one process. The collector
+makes a snapshot in each interval; whatever shows, stores or sends numbers reads the last one, in a task of its own: one
+that fails is started again, and holds up no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from shoal.kube.access.credentials import Access
+from shoal.kube.client import Client
+from shoal.kube.events import Recorder
+from shoal.metrics.collector import CardReader, Collector, OpenNvml
+from shoal.metrics.config import MetricsConfig
+from shoal.metrics.node_pods import NodeContainers
+from shoal.metrics.processes import HostProcesses, ProcessOwners
+from shoal.metrics.snapshot import LatestSnapshot
+from shoal.metrics.supervision import supervised
+
+COMPONENT: Final = "shoal-metrics"
+
+#: What reads snapshots: its name for the log, and what to run.
+SnapshotReader = tuple[str, Callable[[LatestSnapshot], Awaitable[None]]]
+
+
+def snapshot_readers(config: MetricsConfig, client: Client) -> list[SnapshotReader]:
+    """All that read snapshots and are switched on. Each is built from its own settings.
+
+    A line a part: `("exporter", Exporter(config.exporter).run)`.
+    """
+    del config, client
+    return []
+
+
+async def run(
+    config: MetricsConfig,
+    access: Access,
+    open_nvml: OpenNvml,
+    *,
+    owners: ProcessOwners | None = None,
+    latest: LatestSnapshot | None = None,
+) -> None:
+    """Run the collector of one node until cancelled.
+
+    `owners` tells the containers of PIDs, the host's `/proc` unless given. `latest` shows the snapshots to others in
+    this process.
+    """
+    latest = latest or LatestSnapshot()
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(Client(access))
+        await stack.enter_async_context(Recorder(client, COMPONENT, host=config.node_name))
+        pods = NodeContainers(client, config.node_name, unit=config.memory_unit)
+        reader = CardReader(open_nvml, owners or HostProcesses(Path(config.proc_root)))
+        collector = Collector(config.node_name, reader, pods, latest, interval=config.interval_seconds)
+        await stack.enter_async_context(pods.reflector)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(supervised("collector", collector.run))
+            for name, part in snapshot_readers(config, client):
+                group.create_task(supervised(name, partial(part, latest)), name=name)

@@ -1,0 +1,27 @@
+"""The collector's settings, checked when they are read. Each part that reads snapshots brings its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from shoal.model.contract.gpushare import MemoryUnit
+
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
+
+
+class MetricsConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """All settings."""
+
+    node_name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+    #: What 1 of `aliyun.com/gpu-mem` means; the same as for scheduler and agent.
+    memory_unit: MemoryUnit = MemoryUnit.GIB
+    #: How often the cards are read. Each pause is up to a tenth shorter, so that nodes do not read in step.
+    interval_seconds: Annotated[float, msgspec.Meta(ge=0.05, le=300)] = 5.0
+    #: Where the host's /proc and its cgroups are seen.
+    proc_root: str = "/proc"
+    cgroup_root: str = "/sys/fs/cgroup"
+    #: How long a container uses more than was booked for it before an Event tells of it.
+    overuse_grace_seconds: _Seconds = 60.0
+    # Each part has its settings here: `part: PartConfig = PartConfig()`.
