@@ -51,8 +51,7 @@ def test_no_cards(machine: Make, sampler: MakeSampler) -> None:  # noqa: F811
 
 def test_the_bus_is_measured_between_samples(machine: Make, sampler: MakeSampler) -> None:  # noqa: F811
     stage = machine("4xA30")
-    for card in stage.nvml.survey().cards:
-        stage.change(lambda cards, uuid=card.uuid: cards.add_process(uuid, 12, GIB, 50))
+    stage.change(lambda cards: [cards.add_process(uuid, 12, GIB, 50) for uuid in cards.uuids()])
     truth = [stage.nvml.pcie_traffic(card.uuid) for card in stage.nvml.survey().cards]
     asked = sampler(stage)
     assert [each.sample and each.sample.pcie_sent for each in asked.sample().cards] == [None] * 4
@@ -81,8 +80,7 @@ def test_xids_are_counted_by_card_and_window(machine: Make, sampler: MakeSampler
     stage = machine("2xT4")
     asked = sampler(stage)
     _, second = (each.card.uuid for each in asked.sample().cards)
-    for xid in (31, 31, 48):
-        stage.change(lambda cards, xid=xid: cards.raise_xid(second, xid))
+    stage.change(lambda cards: [cards.raise_xid(second, xid) for xid in (31, 31, 48)])
     wait_for(lambda: shown(asked, 1).last_xid == 48, "heard")
     assert (shown(asked, 1).xids, shown(asked, 1).recent_xids) == ({31: 2, 48: 1}, {31: 2, 48: 1})
     assert (shown(asked, 0).xids, shown(asked, 0).last_xid) == ({}, None)
