@@ -1,10 +1,12 @@
 """What the sampler tells of the cards, on simulated ones and on NVML with the stand-in library."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from shoal.gpu.protocol import CardEvent, EventKind
+from shoal.gpu.simulated import SimulatedNvml
 from shoal.metrics.sampler import PCIE_FRESH, PCIE_SAMPLES, SURVEY_EVERY, WINDOW, SampledCard, Sampler
 from tests.gpu.conftest import machine, nvml_library, shim  # noqa: F401 - fixtures
 from tests.gpu.machines import Machine
@@ -51,7 +53,8 @@ def test_no_cards(machine: Make, sampler: MakeSampler) -> None:  # noqa: F811
 
 def test_the_bus_is_measured_between_samples(machine: Make, sampler: MakeSampler) -> None:  # noqa: F811
     stage = machine("4xA30")
-    stage.change(lambda cards: [cards.add_process(uuid, 12, GIB, 50) for uuid in cards.uuids()])
+    for card in stage.nvml.survey().cards:
+        stage.change(partial(SimulatedNvml.add_process, uuid=card.uuid, pid=12, memory_bytes=GIB, utilisation=50))
     truth = [stage.nvml.pcie_traffic(card.uuid) for card in stage.nvml.survey().cards]
     asked = sampler(stage)
     assert [each.sample and each.sample.pcie_sent for each in asked.sample().cards] == [None] * 4
@@ -80,7 +83,8 @@ def test_xids_are_counted_by_card_and_window(machine: Make, sampler: MakeSampler
     stage = machine("2xT4")
     asked = sampler(stage)
     _, second = (each.card.uuid for each in asked.sample().cards)
-    stage.change(lambda cards: [cards.raise_xid(second, xid) for xid in (31, 31, 48)])
+    for xid in (31, 31, 48):
+        stage.change(partial(SimulatedNvml.raise_xid, uuid=second, xid=xid))
     wait_for(lambda: shown(asked, 1).last_xid == 48, "heard")
     assert (shown(asked, 1).xids, shown(asked, 1).recent_xids) == ({31: 2, 48: 1}, {31: 2, 48: 1})
     assert (shown(asked, 0).xids, shown(asked, 0).last_xid) == ({}, None)
