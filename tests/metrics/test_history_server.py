@@ -184,6 +184,12 @@ async def test_history_by_steps(client: Client, site: HistorySite) -> None:
         ("GPU-n1-0", "b"): [GIB] * 30,
     }
     assert (answer["since"], answer["step"]) == (1e6 - 600, 20)
+    _, same = await site.ask(wire.PATH_HISTORY, token, last="600", step="20", series="used_bytes")
+    assert same == answer
+    for of, names in (("cards", {""}), ("pods", {"a", "b"}), ("node", {""})):
+        _, some = await site.ask(wire.PATH_HISTORY, token, last="600", step="20", of=of)
+        assert {one.get("pod", "") for one in some["series"]} == names
+        assert {bool(one.get("card")) for one in some["series"]} == {of != "node"}
     _, answer = await site.ask(wire.PATH_HISTORY, token, since=since, until=until_, step="60", pod="a")
     assert [one["values"] for one in answer["series"]] == [[2 * GIB] * 9 + [None], [30] * 9 + [None]], (
         "the last is not over"
@@ -214,6 +220,7 @@ async def test_history_comes_in_pages(client: Client, site: HistorySite) -> None
         ({"since": "5", "until": "4"}, "not before"),
         ({"series": "secrets"}, "not known"),
         ({"shell": "x"}, "not known"),
+        ({"of": "secrets"}, "not known"),
         ({"continue": "%%%"}, "earlier answer"),
         ({"limit": "many"}, "no number"),
     ],

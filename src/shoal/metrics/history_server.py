@@ -72,7 +72,6 @@ _RETRY_SECONDS: Final = 30.0
 class HistorySettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """The ring on disk and the server that shows it."""
 
-    enabled: bool = True
     folder: str = "/var/lib/shoal/history"
     #: Whether others may ask for it.
     serve: bool = True
@@ -98,12 +97,14 @@ class _Question:
     card: str
     namespace: str
     pod: str
+    of: str
     after: Series | None
     most: int
 
     def wants(self, series: Series) -> bool:
         return (
             (not self.names or series.name in self.names)
+            and (not self.of or self.of == _subject(series))
             and (not self.card or series.card == self.card)
             and (not self.namespace or series.namespace == self.namespace)
             and (not self.pod or series.pod == self.pod)
@@ -119,16 +120,13 @@ class HistoryServer:
         client: Client,
         node: str,
         *,
-        api_server: str = "",
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         bounds: Bounds = BOUNDS,
     ) -> None:
-        """`api_server` is the API server's URL, by which the own address is found."""
         self._settings = settings
         self._client = client
         self._node = node
-        self._api_server = api_server
         self._folder = Path(settings.folder)
         self._clock = clock
         self._monotonic = monotonic
@@ -160,7 +158,7 @@ class HistoryServer:
         while True:
             announcement = Announcement(
                 node=self._node,
-                host=settings.address or own_address(settings.host, self._api_server),
+                host=settings.address or own_address(settings.host, self._client.access.server),
                 port=port,
                 authority=tls.authority,
                 server_name=tls.server_name,
@@ -292,7 +290,8 @@ class HistoryServer:
             raise _bad(f"{unknown[0][:40]!r} is not known: use {', '.join(sorted(_PARAMETERS))}")
         now = self._clock()
         until = _number(asked.get("until"), "until", now)
-        since = _number(asked.get("since"), "since", until - _DEFAULT_SECONDS)
+        last = _number(asked.get("last"), "last", _DEFAULT_SECONDS)
+        since = _number(asked.get("since"), "since", until - last)
         if not since < until:
             raise _bad("since is not before until: both are seconds since 1970")
         step = _number(asked.get("step"), "step", max(5.0, (until - since) / _DEFAULT_STEPS))
@@ -304,14 +303,25 @@ class HistoryServer:
         names = frozenset(asked.getall("series", ()))
         if wrong := sorted(names - set(NAMES)):
             raise _bad(f"series {wrong[0][:40]!r} is not known: use {', '.join(NAMES)}")
+        of = asked.get("of", "")
+        if of not in ("", *_SUBJECTS):
+            raise _bad(f"of={of[:40]!r} is not known: use {', '.join(_SUBJECTS)}")
         limit = int(_number(asked.get("limit"), "limit", _MOST_SERIES))
         most = max(1, min(limit, _MOST_SERIES, _MOST_VALUES // count))
         after = _after(asked["continue"]) if "continue" in asked else None
         text = {name: asked.get(name, "") for name in ("card", "namespace", "pod")}
-        return _Question(since, step, count, names, text["card"], text["namespace"], text["pod"], after, most)
+        return _Question(since, step, count, names, text["card"], text["namespace"], text["pod"], of, after, most)
 
 
-_PARAMETERS: Final = frozenset(("since", "until", "step", "series", "card", "namespace", "pod", "limit", "continue"))
+_PARAMETERS: Final = frozenset(
+    ("since", "until", "last", "step", "series", "of", "card", "namespace", "pod", "limit", "continue")
+)
+#: What series are about.
+_SUBJECTS: Final = ("cards", "pods", "node")
+
+
+def _subject(series: Series) -> str:
+    return "pods" if series.pod else "cards" if series.card else "node"
 
 
 def _bad(words: str) -> HistoryRefusedError:
