@@ -47,7 +47,7 @@ soak: kube
 
 kube: ## Have the programs of a real Kubernetes in the cache (the first time: 15 minutes with Go)
 kube: .venv/.installed
-	@$(call debian-packages,runc containernetworking-plugins busybox-static iproute2 iptables openssl)
+	@$(call debian-packages,runc containernetworking-plugins busybox-static iproute2 iptables openssl prometheus influxdb)
 	@$(PY) -m tests.testbed.binaries
 	@$(PY) -m tests.testbed.nvidia
 
@@ -110,7 +110,8 @@ clean: ## Remove all that make has made, .venv included
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Installs what is missing of some Debian packages; on other systems they are the user's to bring.
+# Installs what is missing of some Debian packages, and starts no service of theirs; on other systems they are the
+# user's to bring.
 define debian-packages
 if command -v dpkg-query >/dev/null; then \
 	missing=$$(for package in $(1); do \
@@ -120,6 +121,11 @@ if command -v dpkg-query >/dev/null; then \
 		if [ "$$(id -u)" != 0 ]; then echo "first: sudo apt-get install "$$missing >&2; exit 1; fi; \
 		echo "==> installing "$$missing; \
 		apt-get update -qq; \
+		policy=/usr/sbin/policy-rc.d; \
+		if [ ! -e $$policy ]; then \
+			trap "rm -f $$policy" EXIT; \
+			printf '\x23!/bin/sh\nexit 101\n' | install -m 755 /dev/stdin $$policy; \
+		fi; \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
 	fi; \
 fi

@@ -22,6 +22,8 @@ from shoal.metrics import overuse
 from shoal.metrics.cgroups import ContainerFolders, HostCgroups
 from shoal.metrics.collector import CardReader, Collector, OpenNvml
 from shoal.metrics.config import MetricsConfig
+from shoal.metrics.history_points import HistoryKeeper
+from shoal.metrics.history_server import HistoryServer
 from shoal.metrics.node_pods import KnownPod, NodeContainers
 from shoal.metrics.overuse import Overuse
 from shoal.metrics.processes import HostProcesses, ProcessOwners
@@ -41,8 +43,12 @@ def snapshot_readers(config: MetricsConfig, client: Client) -> list[SnapshotRead
 
     A line a part: `("exporter", Exporter(config.exporter).run)`.
     """
-    del config, client
-    return []
+    readers: list[SnapshotReader] = []
+    if config.history is not None:
+        readers.append(("history", HistoryKeeper(Path(config.history.folder)).run))
+        if config.history.serve:
+            readers.append(("history server", HistoryServer(config.history, client, config.node_name).run))
+    return readers
 
 
 async def run(
@@ -70,6 +76,7 @@ async def run(
             owners or HostProcesses(Path(config.proc_root)),
             folders or HostCgroups(Path(config.cgroup_root)),
         )
+        stack.callback(reader.close)
 
         def tell(pod: KnownPod, found: Overuse, card: Card) -> None:
             events.record(pod.about, "Warning", REASON_OVERUSE, overuse.words(found, card.index))

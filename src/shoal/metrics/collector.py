@@ -9,20 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shoal.gpu import inventory
 from shoal.gpu.errors import GpuError, NoCgroupError
-from shoal.gpu.protocol import Card, CgroupMemory, Driver, Nvml, Process, Sample, Survey, limits_memory
+from shoal.gpu.protocol import Card, CgroupMemory, Nvml, Process, Sample, Survey, limits_memory
 from shoal.metrics.attribution import CardUse, attribute
 from shoal.metrics.cgroups import ContainerFolders
 from shoal.metrics.node_pods import KnownPod, NodeContainers
 from shoal.metrics.overuse import Overuse, OveruseWatch
 from shoal.metrics.processes import ContainerRef, ProcessOwners, owners_of
+from shoal.metrics.sampler import HUNG, PATIENCE, Sampled, SampledCard, Sampler
 from shoal.metrics.snapshot import CardSnapshot, ContainerName, ContainerSnapshot, LatestSnapshot, Snapshot
 from shoal.model.gpu import NodeGpus
 
@@ -33,8 +36,6 @@ OpenNvml = Callable[[], Nvml]
 
 #: Each pause is by so much shorter at most: nodes do not read in step, and none is later than its interval.
 _JITTER: Final = 0.1
-#: The cards themselves are looked at again after so many intervals, or when one does not answer.
-_SURVEY_EVERY: Final = 12
 _PERCENT: Final = 100
 
 
@@ -42,95 +43,101 @@ _PERCENT: Final = 100
 class CardReadings:
     """What was read in one interval, with the containers of the processes."""
 
-    driver: Driver | None = None
-    cards: tuple[tuple[Card, Sample | None], ...] = ()
+    sampled: Sampled = field(default_factory=Sampled)
     owners: Mapping[int, ContainerRef] = field(default_factory=dict)
     #: By card's UUID, what the driver has counted for containers' cgroups.
     accounts: Mapping[str, Mapping[ContainerRef, CgroupMemory]] = field(default_factory=dict)
+    #: Readings that failed since the start, by what was asked.
+    failures: Mapping[str, int] = field(default_factory=dict)
 
 
 class CardReader:
-    """Asks the driver. Its methods block: call them in a thread, one at a time."""
+    """Asks the driver. `read` blocks: call it in a thread, one at a time."""
 
     def __init__(self, open_driver: OpenNvml, owners: ProcessOwners, folders: ContainerFolders) -> None:
         self._open = open_driver
         self._owners = owners
         self._folders = folders
         self._nvml: Nvml | None = None
-        self._driver: Driver | None = None
-        self._survey = Survey()
-        self._surveyed = 0
-        #: Readings that failed, by what was asked.
-        self.failures: Counter[str] = Counter()
+        self._sampler: Sampler | None = None
+        self._failures: Counter[str] = Counter()
         self._told = ""
+        #: The accounts that are being asked for.
+        self._asking: Future[dict[str, dict[ContainerRef, CgroupMemory]]] | None = None
 
     def read(self, booked: Mapping[str, Collection[ContainerRef]]) -> CardReadings:
         """All cards now. `booked` are, by UUID, the containers that have a part of a card."""
-        nvml = self._look()
-        if nvml is None:
-            return CardReadings()
-        cards = tuple((card, self._sample(nvml, card)) for card in self._survey.cards)
-        pids = {process.pid for _, sample in cards for process in processes_of(sample)}
-        owners = owners_of(pids, self._owners)
-        self._folders.begin()
-        accounts = {
-            card.uuid: self._accounts(
-                nvml,
-                card,
-                {*booked.get(card.uuid, ()), *(owners[p.pid] for p in processes_of(sample) if p.pid in owners)},
-            )
-            for card, sample in cards
-            if sample is not None and self._driver is not None and limits_memory(self._driver, card)
+        try:
+            if self._nvml is None or self._sampler is None:
+                self._nvml = self._open()
+                self._sampler = Sampler(self._nvml)
+                self._told = ""
+        except GpuError as error:
+            self._failures["open"] += 1
+            if str(error) != self._told:
+                self._told = str(error)
+                log.warning("no cards are read: %s", error)
+            return CardReadings(failures=dict(self._failures))
+        sampled = self._sampler.sample()
+        processes = {one.card.uuid: processes_of(one.sample) for one in sampled.cards}
+        owners = owners_of({process.pid for some in processes.values() for process in some}, self._owners)
+        wanted = {
+            one.card.uuid: {*booked.get(one.card.uuid, ()), *_owning(processes[one.card.uuid], owners)}
+            for one in sampled.cards
+            if one.sample is not None and sampled.driver is not None and limits_memory(sampled.driver, one.card)
         }
-        return CardReadings(self._driver, cards, owners, accounts)
+        accounts = self._accounts_in_time(self._nvml, wanted)
+        return CardReadings(sampled, owners, accounts, self._failures + Counter(sampled.failures))
 
-    def _accounts(self, nvml: Nvml, card: Card, containers: Iterable[ContainerRef]) -> dict[ContainerRef, CgroupMemory]:
-        """What the driver has counted for containers' cgroups on a card."""
+    def close(self) -> None:
+        """End what listens to the cards."""
+        if self._sampler is not None:
+            self._sampler.close()
+
+    def _accounts_in_time(
+        self, nvml: Nvml, wanted: Mapping[str, Collection[ContainerRef]]
+    ) -> dict[str, dict[ContainerRef, CgroupMemory]]:
+        """What the driver has counted for cgroups. One that hangs costs this, and no more than this."""
+        if not any(wanted.values()):
+            return {}
+        if self._asking is not None and not self._asking.done():
+            self._failures[HUNG] += 1
+            return {}
+        asking = self._asking = Future()
+        self._folders.begin()
+
+        def ask() -> None:
+            try:
+                asking.set_result({uuid: self._accounts(nvml, uuid, some) for uuid, some in wanted.items()})
+            except Exception as error:  # noqa: BLE001 - it is raised where the answer is taken
+                asking.set_exception(error)
+
+        threading.Thread(target=ask, name="gpu-accounts", daemon=True).start()
+        try:
+            return asking.result(PATIENCE)
+        except TimeoutError:
+            self._failures[HUNG] += 1
+            return {}
+
+    def _accounts(self, nvml: Nvml, uuid: str, containers: Iterable[ContainerRef]) -> dict[ContainerRef, CgroupMemory]:
         found: dict[ContainerRef, CgroupMemory] = {}
         for container in containers:
             folder = self._folders.folder(container)
             if folder is None:
                 continue
             try:
-                found[container] = nvml.cgroup_memory(card.uuid, folder)
+                found[container] = nvml.cgroup_memory(uuid, folder)
             except NoCgroupError:
                 continue  # the container has ended meanwhile
             except GpuError as error:
-                self.failures["cgroup_memory"] += 1
+                self._failures["cgroup_memory"] += 1
                 log.debug("the driver tells no account of a cgroup: %s", error)
                 break
         return found
 
-    def _look(self) -> Nvml | None:
-        """The driver, if it answers, with its cards looked at now and then."""
-        try:
-            if self._nvml is None:
-                self._nvml = self._open()
-                self._driver = self._nvml.driver()
-                self._surveyed = 0
-            if self._surveyed % _SURVEY_EVERY == 0:
-                self._survey = self._nvml.survey()
-            self._surveyed += 1
-        except GpuError as error:
-            self.failures["survey"] += 1
-            if str(error) != self._told:
-                self._told = str(error)
-                log.warning("no cards are read: %s", error)
-            self._surveyed = 0
-            return None
-        self._told = ""
-        return self._nvml
 
-    def _sample(self, nvml: Nvml, card: Card) -> Sample | None:
-        if card.lost and self._surveyed % _SURVEY_EVERY:
-            return None
-        try:
-            return nvml.sample(card.uuid)
-        except GpuError as error:
-            self.failures["sample"] += 1
-            self._surveyed = 0
-            log.info("card %d is not read: %s", card.index, error)
-            return None
+def _owning(processes: Iterable[Process], owners: Mapping[int, ContainerRef]) -> set[ContainerRef]:
+    return {owners[process.pid] for process in processes if process.pid in owners}
 
 
 def processes_of(sample: Sample | None) -> tuple[Process, ...]:
@@ -182,8 +189,8 @@ class Collector:
     async def collect(self) -> Snapshot:
         """One interval: read, attribute, show."""
         readings = await asyncio.to_thread(self._reader.read, self._pods.on_cards())
-        survey = Survey(tuple(card for card, _ in readings.cards))
-        if readings.cards:
+        survey = Survey(tuple(one.card for one in readings.sampled.cards))
+        if survey.cards:
             self._pods.move_to(NodeGpus(self._node, inventory.gpus(survey)))
         snapshot = self._snapshot(readings)
         self._latest.put(snapshot)
@@ -199,22 +206,27 @@ class Collector:
             now,
             self._interval,
             self._number,
-            readings.driver,
-            tuple(self._card(card, sample, readings, found, now) for card, sample in readings.cards),
-            failures=dict(self._reader.failures),
+            readings.sampled.driver,
+            tuple(self._card(one, readings, found, now) for one in readings.sampled.cards),
+            failures=readings.failures,
         )
 
     def _card(
-        self,
-        card: Card,
-        sample: Sample | None,
-        readings: CardReadings,
-        found: Mapping[ContainerRef, NamedPod],
-        now: float,
+        self, one: SampledCard, readings: CardReadings, found: Mapping[ContainerRef, NamedPod], now: float
     ) -> CardSnapshot:
+        card, sample = one.card, one.sample
         used = None if sample is None else sample.memory_used_bytes
+        shown = CardSnapshot(
+            card,
+            sample,
+            used,
+            xids=one.xids,
+            recent_xids=one.recent_xids,
+            last_xid=one.last_xid,
+            recent_clock_events=one.recent_clock_events,
+        )
         if not self._pods.synced:  # nobody can say yet whose it is
-            return CardSnapshot(card, sample, used)
+            return shown
         # What the API server does not show is nobody's.
         owners = {pid: ref for pid, ref in readings.owners.items() if ref in found}
         accounts = {ref: account for ref, account in readings.accounts.get(card.uuid, {}).items() if ref in found}
@@ -223,12 +235,11 @@ class Collector:
         containers = containers_on(
             card, use, found, limits, _instances(sample, owners), self._pods.booked_on(card.uuid)
         )
-        return CardSnapshot(
-            card,
-            sample,
-            use.used_bytes,
-            use.unattributed_bytes,
-            tuple(self._followed(card, pod, one, now) for pod, one in containers),
+        return replace(
+            shown,
+            used_bytes=use.used_bytes,
+            unattributed_bytes=use.unattributed_bytes,
+            containers=tuple(self._followed(card, pod, one, now) for pod, one in containers),
         )
 
     def _followed(self, card: Card, pod: KnownPod, one: ContainerSnapshot, now: float) -> ContainerSnapshot:
@@ -278,6 +289,7 @@ def containers_on(
             one.utilisation,
             one.source,
             mig_uuid=instances.get(one.container, ""),
+            container_id=one.container.container_id,
         )
         # Two runs of a container, or two of which the API server does not tell the names yet.
         made[name] = (pod, _joined(made[name][1], fresh) if name in made else fresh)
