@@ -47,7 +47,7 @@ soak: kube
 
 kube: ## Have the programs of a real Kubernetes in the cache (the first time: 15 minutes with Go)
 kube: .venv/.installed
-	@$(call debian-packages,runc containernetworking-plugins busybox-static iproute2 iptables openssl prometheus)
+	@$(call debian-packages,runc containernetworking-plugins busybox-static iproute2 iptables openssl prometheus influxdb)
 	@$(PY) -m tests.testbed.binaries
 	@$(PY) -m tests.testbed.nvidia
 

@@ -68,7 +68,7 @@ def cache_root() -> Path:
 
 
 def modules(version: str) -> list[Module]:
-    """The modules that together make a cluster of one Kubernetes version, longest build first."""
+    """The modules that together make a cluster of one Kubernetes version, and the servers that metrics are sent to."""
     _, minor, _ = version.split(".")
     stamp = {
         f"k8s.io/{package}.{name}": value
@@ -90,6 +90,7 @@ def modules(version: str) -> list[Module]:
         _pinned(
             "containerd", containerd, ("cmd/containerd", "cmd/containerd-shim-runc-v2", "cmd/ctr"), "no_btrfs,no_zfs"
         ),
+        _pinned("influxdb", "github.com/influxdata/influxdb", ("cmd/influxd",)),
     ]
 
 

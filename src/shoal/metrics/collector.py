@@ -198,7 +198,13 @@ def _containers(
         if before is not None:  # two runs of one container, or two whose names are not told yet
             memory = None if memory is None or before.used_bytes is None else memory + before.used_bytes
         made[full] = ContainerSnapshot(
-            full, requested, limit, memory, one.utilisation if before is None else None, one.source
+            full,
+            requested,
+            limit,
+            memory,
+            one.utilisation if before is None else None,
+            one.source,
+            container_id=one.container.container_id,
         )
     for pod in pods:
         for name, uuid in () if pod.over else pod.booked:

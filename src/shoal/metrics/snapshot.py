@@ -36,6 +36,8 @@ class ContainerSnapshot:
     source: UseSource | None = None
     #: Seconds since the collector's start in which it used more than was booked for it.
     overuse_seconds: float = 0.0
+    #: The runtime's ID of it, without the runtime's name; empty while nothing of it runs on the card.
+    container_id: str = ""
     #: The MIG instance that it has or uses; empty: the card itself, or which one is not known.
     mig_uuid: str = ""
 
