@@ -19,6 +19,8 @@ from shoal.kube.client import Client
 from shoal.kube.events import Recorder
 from shoal.metrics.collector import CardReader, Collector, OpenNvml
 from shoal.metrics.config import MetricsConfig
+from shoal.metrics.history_points import HistoryKeeper
+from shoal.metrics.history_server import HistoryServer
 from shoal.metrics.node_pods import NodeContainers
 from shoal.metrics.processes import HostProcesses, ProcessOwners
 from shoal.metrics.snapshot import LatestSnapshot
@@ -35,8 +37,12 @@ def snapshot_readers(config: MetricsConfig, client: Client) -> list[SnapshotRead
 
     A line a part: `("exporter", Exporter(config.exporter).run)`.
     """
-    del config, client
-    return []
+    readers: list[SnapshotReader] = []
+    if config.history is not None:
+        readers.append(("history", HistoryKeeper(Path(config.history.folder)).run))
+        if config.history.serve:
+            readers.append(("history server", HistoryServer(config.history, client, config.node_name).run))
+    return readers
 
 
 async def run(
