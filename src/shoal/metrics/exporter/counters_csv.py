@@ -259,11 +259,13 @@ class CounterConfigMap(_Taken):
             self.take(text)
 
 
-def counter_source(file: str, config_map: str, client: Client | None) -> CounterSource:
+def counter_source(
+    file: str, config_map: str, client: Client | None, *, look_seconds: float = LOOK_SECONDS
+) -> CounterSource:
     """The source that the settings name. Raises ExporterConfigError."""
     if config_map:
         if client is None:
             raise ExporterConfigError(f"ConfigMap {config_map} cannot be watched without a cluster: give a file")
         namespace, _, name = config_map.partition(":")
         return CounterConfigMap(client, namespace, name)
-    return CounterFile(Path(file)) if file else FixedCounters()
+    return CounterFile(Path(file), look_seconds=look_seconds) if file else FixedCounters()

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from shoal.http.server import Bounds, Routes, serving
 from shoal.kube.client import Client
-from shoal.metrics.exporter.counters_csv import CounterList, CounterSource, counter_source
+from shoal.metrics.exporter.counters_csv import LOOK_SECONDS, CounterList, CounterSource, counter_source
 from shoal.metrics.exporter.render import SnapshotText
 from shoal.metrics.exporter.settings import ExporterSettings, address
 from shoal.metrics.exporter.web_config import WebAccess
@@ -88,13 +88,18 @@ class Exporter:
         sources: Sequence[MetricSource] = (),
         clock: Callable[[], float] = time.monotonic,
         serving_at: Callable[[int], None] = lambda port: None,
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
-        """`client` watches the ConfigMap; `sources` write further families; `serving_at` is told the port."""
+        """`client` watches the ConfigMap; `sources` write further families; `serving_at` is told the port.
+
+        Files are read again every `look_seconds`.
+        """
         self._settings = settings
         self._client = client
         self._sources = tuple(sources)
         self._clock = clock
         self._serving_at = serving_at
+        self._look_seconds = look_seconds
         self._writer = SnapshotText(settings)
         self._page: tuple[Snapshot, CounterList, _Page] | None = None
         #: How often a text was made, for tests.
@@ -105,8 +110,9 @@ class Exporter:
         settings = self._settings
         if not settings.listen:
             await asyncio.Event().wait()
-        counters = counter_source(settings.counters_file, settings.counters_config_map, self._client)
-        access = WebAccess(Path(settings.web_config_file) if settings.web_config_file else None)
+        look = self._look_seconds
+        counters = counter_source(settings.counters_file, settings.counters_config_map, self._client, look_seconds=look)
+        access = WebAccess(Path(settings.web_config_file) if settings.web_config_file else None, look_seconds=look)
         host, port = address(settings.listen)
         asked = _Answers(self, latest, counters, access)
         routes = Routes(

@@ -96,6 +96,8 @@ class DcgmSetting:
     changes: Callable[[str], Mapping[str, object]] | None = None
     #: Why it means nothing here.
     why: str = ""
+    #: The flag may stand without a value, which means true.
+    switch: bool = False
 
 
 def _switch(name: str, on: object = True, off: object = False) -> Callable[[str], Mapping[str, object]]:
@@ -130,20 +132,23 @@ DCGM_SETTINGS: Final[tuple[DcgmSetting, ...]] = (
     DcgmSetting("collectors", "f", "DCGM_EXPORTER_COLLECTORS", _text("counters_file")),
     DcgmSetting("address", "a", "DCGM_EXPORTER_LISTEN", _text("listen")),
     DcgmSetting("collect-interval", "c", "DCGM_EXPORTER_INTERVAL", lambda text: {}),
-    DcgmSetting("kubernetes", "k", "DCGM_EXPORTER_KUBERNETES", _switch("pod_labels")),
-    DcgmSetting("use-old-namespace", "o", "DCGM_EXPORTER_USE_OLD_NAMESPACE", _switch("old_labels")),
+    DcgmSetting("kubernetes", "k", "DCGM_EXPORTER_KUBERNETES", _switch("pod_labels"), switch=True),
+    DcgmSetting("use-old-namespace", "o", "DCGM_EXPORTER_USE_OLD_NAMESPACE", _switch("old_labels"), switch=True),
     DcgmSetting(
         "configmap-data",
         "m",
         "DCGM_EXPORTER_CONFIGMAP_DATA",
         lambda text: {"counters_config_map": "" if text == _NONE else text},
     ),
-    DcgmSetting("kubernetes-enable-pod-uid", "", "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID", _switch("pod_uid")),
+    DcgmSetting(
+        "kubernetes-enable-pod-uid", "", "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID", _switch("pod_uid"), switch=True
+    ),
     DcgmSetting(
         "no-hostname",
         "n",
         "DCGM_EXPORTER_NO_HOSTNAME",
         lambda text: _switch("hostname_label", HostnameLabel.NONE)(text) if text in _TRUE else {},
+        switch=True,
     ),
     DcgmSetting("web-config-file", "", "DCGM_EXPORTER_WEB_CONFIG_FILE", _text("web_config_file")),
     DcgmSetting(
@@ -151,12 +156,14 @@ DCGM_SETTINGS: Final[tuple[DcgmSetting, ...]] = (
         "",
         "DCGM_EXPORTER_REPLACE_BLANKS_IN_MODEL_NAME",
         _switch("replace_blanks_in_model_name"),
+        switch=True,
     ),
     DcgmSetting(
         "kubernetes-virtual-gpus",
         "",
         "KUBERNETES_VIRTUAL_GPUS",
         _switch("shared_series", SharedSeries.DCGM, SharedSeries.ONCE),
+        switch=True,
     ),
     DcgmSetting("xid-count-window-size", "x", "DCGM_EXPORTER_XID_COUNT_WINDOW_SIZE", _window),
     DcgmSetting("clock-events-count-window-size", "", "DCGM_EXPORTER_CLOCK_EVENTS_COUNT_WINDOW_SIZE", _window),
@@ -167,6 +174,7 @@ DCGM_SETTINGS: Final[tuple[DcgmSetting, ...]] = (
         "",
         "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS",
         why="tenants choose them; join kube-state-metrics' kube_pod_labels",
+        switch=True,
     ),
     DcgmSetting("kubernetes-gpu-id-type", "", "DCGM_EXPORTER_KUBERNETES_GPU_ID_TYPE", why=_BY_CGROUP),
     DcgmSetting(
@@ -177,25 +185,26 @@ DCGM_SETTINGS: Final[tuple[DcgmSetting, ...]] = (
     ),
     DcgmSetting("devices", "d", "DCGM_EXPORTER_DEVICES_STR", why=_ALL_CARDS),
     DcgmSetting("switch-devices", "s", "DCGM_EXPORTER_OTHER_DEVICES_STR", why="NVSwitches are not read"),
-    DcgmSetting("fake-gpus", "", "DCGM_EXPORTER_USE_FAKE_GPUS", why=_NO_ENGINE),
-    DcgmSetting("debug", "", "DCGM_EXPORTER_DEBUG", why=_LOGS),
-    DcgmSetting("enable-dcgm-log", "", "DCGM_EXPORTER_ENABLE_DCGM_LOG", why=_NO_ENGINE),
+    DcgmSetting("fake-gpus", "", "DCGM_EXPORTER_USE_FAKE_GPUS", why=_NO_ENGINE, switch=True),
+    DcgmSetting("debug", "", "DCGM_EXPORTER_DEBUG", why=_LOGS, switch=True),
+    DcgmSetting("enable-dcgm-log", "", "DCGM_EXPORTER_ENABLE_DCGM_LOG", why=_NO_ENGINE, switch=True),
     DcgmSetting("dcgm-log-level", "", "DCGM_EXPORTER_DCGM_LOG_LEVEL", why=_NO_ENGINE),
     DcgmSetting("log-format", "", "DCGM_EXPORTER_LOG_FORMAT", why=_LOGS),
     DcgmSetting("pod-resources-kubelet-socket", "", "DCGM_POD_RESOURCES_KUBELET_SOCKET", why=_BY_CGROUP),
     DcgmSetting("hpc-job-mapping-dir", "", "DCGM_HPC_JOB_MAPPING_DIR", why="jobs of other systems are not known"),
     DcgmSetting("nvidia-resource-names", "", "NVIDIA_RESOURCE_NAMES", why=_BY_CGROUP),
-    DcgmSetting("dump-enabled", "", "DCGM_EXPORTER_DUMP_ENABLED", why=_NO_DUMP),
+    DcgmSetting("dump-enabled", "", "DCGM_EXPORTER_DUMP_ENABLED", why=_NO_DUMP, switch=True),
     DcgmSetting("dump-directory", "", "DCGM_EXPORTER_DUMP_DIRECTORY", why=_NO_DUMP),
     DcgmSetting("dump-retention", "", "DCGM_EXPORTER_DUMP_RETENTION", why=_NO_DUMP),
-    DcgmSetting("dump-compression", "", "DCGM_EXPORTER_DUMP_COMPRESSION", why=_NO_DUMP),
-    DcgmSetting("kubernetes-enable-dra", "", "KUBERNETES_ENABLE_DRA", why="claims are not read yet"),
-    DcgmSetting("disable-startup-validate", "", "DISABLE_STARTUP_VALIDATE", why=_NO_ENGINE),
+    DcgmSetting("dump-compression", "", "DCGM_EXPORTER_DUMP_COMPRESSION", why=_NO_DUMP, switch=True),
+    DcgmSetting("kubernetes-enable-dra", "", "KUBERNETES_ENABLE_DRA", why="claims are not read yet", switch=True),
+    DcgmSetting("disable-startup-validate", "", "DISABLE_STARTUP_VALIDATE", why=_NO_ENGINE, switch=True),
     DcgmSetting(
         "enable-gpu-bind-unbind-watch",
         "",
         "DCGM_EXPORTER_ENABLE_GPU_BIND_UNBIND_WATCH",
         why="cards are looked for always",
+        switch=True,
     ),
     DcgmSetting(
         "gpu-bind-unbind-poll-interval",
@@ -203,8 +212,8 @@ DCGM_SETTINGS: Final[tuple[DcgmSetting, ...]] = (
         "DCGM_EXPORTER_GPU_BIND_UNBIND_POLL_INTERVAL",
         why="cards are looked for always",
     ),
-    DcgmSetting("enable-pprof", "", "DCGM_EXPORTER_ENABLE_PPROF", why="this is no Go program"),
-    DcgmSetting("web-systemd-socket", "", "DCGM_EXPORTER_SYSTEMD_SOCKET", why="it listens by itself"),
+    DcgmSetting("enable-pprof", "", "DCGM_EXPORTER_ENABLE_PPROF", why="this is no Go program", switch=True),
+    DcgmSetting("web-systemd-socket", "", "DCGM_EXPORTER_SYSTEMD_SOCKET", why="it listens by itself", switch=True),
 )
 
 

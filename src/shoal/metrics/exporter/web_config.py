@@ -26,8 +26,6 @@ from shoal.model.errors import shown
 log = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 1 << 20
-#: How often the file and the certificates are read again.
-LOOK_SECONDS: Final = 5.0
 _MOST_USERS: Final = 1000
 _LONGEST_ERROR: Final = 300
 
@@ -120,7 +118,7 @@ class WebConfig:
 def parse(text: str, folder: Path) -> WebConfig:
     """What a web configuration says. Raises ExporterConfigError."""
     try:
-        content = yaml.load(text, Loader=yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader)
+        content = yaml.safe_load(text)  # the loader in C crashes on deep nesting
         read = msgspec.convert({} if content is None else content, _WebFile)
     except yaml.MarkedYAMLError as error:
         # The error repeats the line, and that may hold a password.
@@ -166,8 +164,11 @@ def _tls(section: _TlsSection, folder: Path) -> WebTls:
 class WebAccess:
     """Who may ask, and how: as the file says, or everybody without TLS."""
 
-    def __init__(self, path: Path | None, *, look_seconds: float = LOOK_SECONDS) -> None:
-        """Raises ExporterConfigError and TlsError: a server that should be closed does not open."""
+    def __init__(self, path: Path | None, *, look_seconds: float = 5.0) -> None:
+        """The files are read again every `look_seconds`.
+
+        Raises ExporterConfigError and TlsError: a server that should be closed does not open.
+        """
         self._path = path
         self._look_seconds = look_seconds
         self.refused = ""
