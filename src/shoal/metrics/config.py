@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from shoal.metrics.exporter.settings import ExporterSettings
 from shoal.metrics.history_server import HistorySettings
 from shoal.model.contract.gpushare import MemoryUnit
 
@@ -27,4 +28,6 @@ class MetricsConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     overuse_grace_seconds: _Seconds = 60.0
     #: The ring on disk and its server; off unless it is there. deploy/metrics has it.
     history: HistorySettings | None = None
+    #: The port for Prometheus. `shoal metrics` has it also where the file says nothing of it.
+    exporter: ExporterSettings | None = None
     # Each part has its settings here: `part: PartConfig = PartConfig()`.
