@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.nvml import open_nvml
-from shoal.gpu.protocol import Driver, Nvml
+from shoal.gpu.protocol import Driver, Nvml, Sample
 from shoal.gpu.simulated import NEWEST, SimulatedNvml
 from tests.testbed.nvml.shim import Shim, describe
 
@@ -88,11 +88,15 @@ class ShimMachine:
         return [
             (
                 card,
-                None if card.uuid in lost or card.index in unseen else self.truth.sample(card.uuid),
+                None if card.uuid in lost or card.index in unseen else self._sample(card.uuid),
                 self.descriptions[card.index],
             )
             for card in whole.survey().cards
         ]
+
+    def _sample(self, uuid: str) -> Sample:
+        traffic = self.truth.pcie_traffic(uuid)
+        return replace(self.truth.sample(uuid), pcie_sent=traffic.sent, pcie_received=traffic.received)
 
     def change(self, change: Callable[[SimulatedNvml], Any]) -> None:
         change(self.truth)

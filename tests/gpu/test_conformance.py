@@ -16,6 +16,7 @@ from shoal.gpu.protocol import (
     Driver,
     EventKind,
     MemoryLimit,
+    PcieTraffic,
     Process,
     limits_memory,
 )
@@ -73,7 +74,8 @@ def test_sample_of_an_idle_card(machine: Make) -> None:
     assert sample.memory_total_bytes == 24 * GIB
     assert (sample.memory_used_bytes, sample.utilisation, sample.processes, sample.fan) == (0, 0, (), None)
     assert sample.memory_free_bytes == 24 * GIB - 512 * 2**20
-    assert (sample.ecc_corrected, sample.ecc_uncorrected, sample.pcie_sent) == (0, 0, 0)
+    assert (sample.ecc_corrected, sample.ecc_uncorrected) == (0, 0)
+    assert nvml.pcie_traffic(nvml.survey().cards[0].uuid) == PcieTraffic(0, 0)
 
 
 def test_processes_load_the_card(machine: Make) -> None:

@@ -157,6 +157,7 @@ def test_both_backends_tell_the_same(made: Callable[[object], ShimMachine]) -> N
     assert machine.nvml.survey() == machine.truth.survey()
     for uuid in uuids:
         assert machine.nvml.sample(uuid) == machine.truth.sample(uuid)
+        assert machine.nvml.pcie_traffic(uuid) == machine.truth.pcie_traffic(uuid)
 
 
 def test_an_older_driver_lists_processes_too(made: Callable[[object], ShimMachine]) -> None:

@@ -1,87 +1,42 @@
-"""Snapshots of simulated cards, for whatever reads snapshots: what the cards show, attributed by the real rules."""
+"""Snapshots as a collector makes them, from a few numbers."""
 
-from itertools import count
+from collections.abc import Sequence
 
-from shoal.gpu.describe import parse_cards
-from shoal.gpu.protocol import Card
-from shoal.gpu.simulated import SimulatedNvml
-from shoal.metrics.attribution import attribute
-from shoal.metrics.processes import ContainerRef
-from shoal.metrics.snapshot import CardSnapshot, ContainerName, ContainerSnapshot, NodeLoad, PodLoad, Snapshot
+from shoal.gpu.protocol import Card, Sample
+from shoal.metrics.attribution import UseSource
+from shoal.metrics.snapshot import CardSnapshot, ContainerName, ContainerSnapshot, NodeLoad, Snapshot
 
-MIB = 1 << 20
-LOAD = NodeLoad(
-    cpu_total_milli=16_000,
-    cpu_used_milli=4_000,
-    memory_total_bytes=64 << 30,
-    memory_used_bytes=16 << 30,
-    storage_total_bytes=1000 << 30,
-    storage_used_bytes=500 << 30,
-    network_received_bytes=123_456_789_012,
-    network_sent_bytes=98_765_432_109,
-)
+GIB = 1 << 30
 
 
-class MeasuredNode:
-    """A node with simulated cards and programs in containers."""
+def container(
+    pod: str, used: int | None = None, *, namespace: str = "team", requested: int | None = None, name: str = "c0"
+) -> ContainerSnapshot:
+    """A container of a pod, with bytes used and requested of a card."""
+    return ContainerSnapshot(
+        ContainerName(namespace, pod, name, f"uid-{pod}"),
+        requested_bytes=requested,
+        used_bytes=used,
+        utilisation=None if used is None else 30,
+        source=None if used is None else UseSource.PROCESS,
+    )
 
-    def __init__(self, cards: str = "2xA100-40G", name: str = "node-1", started: float = 1_700_000_000.0) -> None:
-        self.name = name
-        self.now = started
-        self.nvml = SimulatedNvml(parse_cards(cards), clock=lambda: self.now, seed=name)
-        self.load: NodeLoad | None = LOAD
-        self._names: dict[ContainerRef, ContainerName] = {}
-        self._owners: dict[int, ContainerRef] = {}
-        self._pids = count(100)
-        self._number = 0
 
-    @property
-    def cards(self) -> tuple[Card, ...]:
-        return self.nvml.survey().cards
+def card(
+    index: int, containers: Sequence[ContainerSnapshot] = (), *, unattributed: int | None = 0, node: str = "n1"
+) -> CardSnapshot:
+    """A card of 16 GiB that measures 40 %, 55 °C and 70.5 W; one with `unattributed` None does not answer."""
+    uuid = f"GPU-{node}-{index}"
+    if unattributed is None:
+        return CardSnapshot(Card(uuid, index, "Tesla T4", 16 * GIB), None, None, None, tuple(containers))
+    used = unattributed + sum(one.used_bytes or 0 for one in containers)
+    sample = Sample(
+        memory_total_bytes=16 * GIB, memory_used_bytes=used, utilisation=40, temperature_c=55, power_mw=70_500
+    )
+    return CardSnapshot(Card(uuid, index, "Tesla T4", 16 * GIB), sample, used, unattributed, tuple(containers))
 
-    def run(self, card: int, pod: str | None, *, mib: int, percent: int = 0, namespace: str = "userpod") -> int:
-        """Start a program on a card, in the one container of a pod or in none."""
-        pid = next(self._pids)
-        if pod is not None:
-            ref = ContainerRef(f"uid-{namespace}-{pod}", f"id-{namespace}-{pod}")
-            self._names[ref] = ContainerName(namespace, pod, "main", ref.pod_uid)
-            self._owners[pid] = ref
-        self.nvml.add_process(self.cards[card].uuid, pid, memory_bytes=mib * MIB, utilisation=percent, mps=True)
-        return pid
 
-    def snapshot(self, passed: float = 5.0) -> Snapshot:
-        """What the cards show after some seconds."""
-        self.now += passed
-        self._number += 1
-        pods = sorted({(name.namespace, name.pod, name.pod_uid) for name in self._names.values()})
-        return Snapshot(
-            self.name,
-            self.now,
-            self.now,
-            passed,
-            self._number,
-            self.nvml.driver(),
-            tuple(self._card(card) for card in self.cards),
-            self.load,
-            tuple(
-                PodLoad(namespace, pod, uid, 1500 + n, (100 + n) * MIB, (200 + n) * MIB, 3000 + n, 4000 + n)
-                for n, (namespace, pod, uid) in enumerate(pods)
-            ),
-        )
-
-    def _card(self, card: Card) -> CardSnapshot:
-        if card.lost:
-            return CardSnapshot(card)
-        sample = self.nvml.sample(card.uuid)
-        use = attribute(sample.memory_used_bytes, sample.processes, self._owners, {})
-        containers = tuple(
-            ContainerSnapshot(
-                self._names[one.container],
-                requested_bytes=one.memory_bytes,
-                used_bytes=one.memory_bytes,
-                source=one.source,
-                container_id=one.container.container_id,
-            )
-            for one in use.containers
-        )
-        return CardSnapshot(card, sample, use.used_bytes, use.unattributed_bytes, containers)
+def snapshot(cards: Sequence[CardSnapshot], *, number: int = 1, time: float = 1e6, node: str = "n1") -> Snapshot:
+    """A snapshot of a node."""
+    load = NodeLoad(cpu_total_milli=8000, cpu_used_milli=1500, memory_used_bytes=3 * GIB)
+    return Snapshot(node, time, float(number), 5.0, number, cards=tuple(cards), load=load)

@@ -16,7 +16,7 @@ import pytest
 from shoal.metrics.influx_writer import InfluxSettings, InfluxWriter
 from shoal.metrics.snapshot import LatestSnapshot, Snapshot
 from shoal.model.backoff import Backoff
-from tests.metrics.snapshots import LOAD, MIB, MeasuredNode
+from tests.metrics.measured import LOAD, MIB, MeasuredNode
 from tests.testbed import influxdb
 from tests.testbed.influxdb import PASSWORD, USER, InfluxServer
 from tests.testbed.processes import Run
@@ -62,9 +62,7 @@ class Target:
             "v1": {"database": self.database, "username": USER, "passwordFile": str(self.secret)},
             "v2": {"org": "any", "bucket": f"{self.database}/autogen", "tokenFile": str(self.secret)},
         }
-        return msgspec.convert(
-            {"url": self.server.url, "api": self.api, **ways[self.api], **more}, InfluxSettings
-        )
+        return msgspec.convert({"url": self.server.url, "api": self.api, **ways[self.api], **more}, InfluxSettings)
 
     def rows(self, query: str) -> list[dict[str, Any]]:
         return self.server.query(query, self.database)
@@ -96,7 +94,7 @@ async def running(settings: InfluxSettings) -> AsyncIterator[tuple[InfluxWriter,
 
 async def until(ready: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE):
-        while not ready():
+        while not ready():  # noqa: ASYNC110 - what is waited for is outside
             await asyncio.sleep(0.01)
 
 
@@ -256,7 +254,7 @@ async def test_a_bad_point_does_not_hold_up_the_others(target: Target, caplog: p
     assert counts.written + counts.refused == 18
     assert counts.refused == 6
     assert len(target.rows("select Count from nodemetric")) == 4
-    (row,) = target.rows("select count(gpu_mps_memory) from podmetric where time > 0 and \"UUID\" = '" + uuid + "'")
+    (row,) = target.rows('select count(gpu_mps_memory) from podmetric where time > 0 and "UUID" = \'' + uuid + "'")
     assert row["count"] >= 6
 
 

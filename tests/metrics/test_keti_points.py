@@ -7,7 +7,7 @@ from shoal.metrics.attribution import UseSource
 from shoal.metrics.influx import InfluxPoint
 from shoal.metrics.keti_points import points
 from shoal.metrics.snapshot import CardSnapshot, ContainerName, ContainerSnapshot, Snapshot
-from tests.metrics.snapshots import LOAD, MIB, MeasuredNode
+from tests.metrics.measured import LOAD, MIB, MeasuredNode
 
 
 def rows(snapshot: Snapshot, measurement: str) -> list[InfluxPoint]:

@@ -206,6 +206,7 @@ class MigSample:
     memory_free_bytes: int | None = None
     memory_reserved_bytes: int | None = None
     processes: tuple[Process, ...] = ()
+    processes_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +252,19 @@ class Sample:
     profile: Profile | None = None
     mig: tuple[MigSample, ...] = ()
     processes: tuple[Process, ...] = ()
+    #: False: the driver did not list all processes, so that memory in nobody's name may well be somebody's.
+    processes_known: bool = True
+    #: The driver's calls that failed, each of which cost its own reading. What a card does not offer is no failure.
+    failed_calls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PcieTraffic:
+    """Bytes a second on the bus, seen from the card."""
+
+    sent: int | None = None
+    received: int | None = None
+    failed_calls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,10 +330,17 @@ class Nvml(Protocol):
         """All cards. A card that was there before and is lost now is still listed, as lost."""
 
     def sample(self, uuid: str) -> Sample:
-        """What a card measures now."""
+        """What a card measures now, all but `pcie_traffic`."""
 
-    def watch(self) -> CardEvents:
-        """The reports of all cards, from now on."""
+    def pcie_traffic(self, uuid: str) -> PcieTraffic:
+        """What passes over a card's bus. The driver measures for about 20 ms in each direction."""
+
+    def watch(self, *, signs_of_life: bool = True) -> CardEvents:
+        """The reports of all cards, from now on.
+
+        Without `signs_of_life` cards are not asked whether they still answer while nothing happens: for a caller who
+        asks them anyway. Then LOST and BACK may not be told.
+        """
 
     def compute_mode(self, uuid: str) -> ComputeMode:
         """Who may compute on the card."""

@@ -33,6 +33,7 @@ from shoal.gpu.protocol import (
     Driver,
     EventKind,
     MemoryLimit,
+    PcieTraffic,
     Process,
     RemappedRows,
     Sample,
@@ -156,9 +157,7 @@ class SimulatedCard:
         model = self.description.model
         heat = physics.moved(self._heat, model, now)
         total, used = self.card.memory_bytes, self.used_bytes
-
-        def noisy(value: float, what: str) -> float:
-            return physics.noisy(value, seed=self._seed, at=now, what=what)
+        drawn = self._noisy(physics.power_w(model, heat.load), "power", now)
 
         return Sample(
             memory_total_bytes=total,
@@ -170,13 +169,11 @@ class SimulatedCard:
             decoder_utilisation=0,
             temperature_c=round(heat.temperature_c),
             memory_temperature_c=physics.memory_temperature(model, heat.temperature_c),
-            power_mw=min(model.power_w * 1000, round(noisy(physics.power_w(model, heat.load), "power") * 1000)),
+            power_mw=min(model.power_w * 1000, round(1000 * drawn)),
             energy_mj=round(heat.energy_j * 1000),
             fan=physics.fan_percent(model, heat.temperature_c),
             sm_clock_mhz=physics.clock_mhz(model.sm_clock_mhz, heat.load),
             memory_clock_mhz=physics.clock_mhz(model.memory_clock_mhz, heat.load),
-            pcie_sent=1000 * round(noisy(physics.PCIE_SENT * heat.load, "sent") / 1000),
-            pcie_received=1000 * round(noisy(physics.PCIE_RECEIVED * heat.load, "received") / 1000),
             pcie_replays=0,
             ecc_corrected=self.ecc_corrected if model.ecc else None,
             ecc_uncorrected=self.ecc_uncorrected if model.ecc else None,
@@ -186,6 +183,17 @@ class SimulatedCard:
                 for p in sorted(self._programs.values(), key=lambda p: p.pid)
             ),
         )
+
+    def pcie_traffic(self, now: float) -> PcieTraffic:
+        """What passes over the bus, in whole kilobytes a second as the driver counts."""
+        load = physics.moved(self._heat, self.description.model, now).load
+        return PcieTraffic(
+            sent=1000 * round(self._noisy(physics.PCIE_SENT * load, "sent", now) / 1000),
+            received=1000 * round(self._noisy(physics.PCIE_RECEIVED * load, "received", now) / 1000),
+        )
+
+    def _noisy(self, value: float, what: str, now: float) -> float:
+        return physics.noisy(value, seed=self._seed, at=now, what=what)
 
 
 def _remaps(model: CardModel) -> bool:
@@ -275,7 +283,12 @@ class SimulatedNvml:
         with self._changed:
             return self._card(uuid).sample(self._clock())
 
-    def watch(self) -> _SimulatedEvents:
+    def pcie_traffic(self, uuid: str) -> PcieTraffic:
+        """What passes over a card's bus."""
+        with self._changed:
+            return self._card(uuid).pcie_traffic(self._clock())
+
+    def watch(self, *, signs_of_life: bool = True) -> _SimulatedEvents:
         """The reports of all cards, from now on; a card described with an XID error begins with it."""
         with self._changed:
             watch = _SimulatedEvents(self._changed, self._watches)

@@ -14,7 +14,6 @@ import logging
 import random
 import re
 import ssl
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -56,9 +55,9 @@ class InfluxApi(StrEnum):
 
 
 class InfluxSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Where points are written to. Without a URL nothing is."""
+    """Where points are written to."""
 
-    url: str = ""
+    url: str
     api: InfluxApi = InfluxApi.V1
     #: v1. A database that is not there is made once; one that is there stays as it is.
     database: str = keti.DATABASE
@@ -78,8 +77,6 @@ class InfluxSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel", 
 
     def __post_init__(self) -> None:
         """Refuse what no type can tell."""
-        if not self.url:
-            return
         _check_url(self.url)
         if self.api is InfluxApi.V1:
             self._check_v1()

@@ -1,8 +1,10 @@
 """From a pod that somebody creates to its cards seen from inside: scheduler and agent as processes, a real kubelet."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from tests.agent.real.conftest import RealLab, describe_machine
 from tests.kubelet.pods import container, is_ready, pod
 from tests.suites.scheduling.process import SchedulerProcess
 from tests.suites.scheduling.ways import service_account
+from tests.testbed.clock_skew import skewed
 from tests.testbed.processes import Run
 from tests.testbed.waiting import wait_for
 
@@ -47,6 +50,48 @@ def decided(lab: Lab, name: str) -> dict[str, list[int]]:
     """The cards that the scheduler chose for each container, by index."""
     text = lab.pods.get(name)["metadata"]["annotations"][shoal.ANNOTATION_ALLOCATION]
     return {one.name: [card.index for card in one.cards] for one in shoal.decode_allocation(text).containers}
+
+
+@pytest.mark.parametrize(("scheduler_clock", "agent_clock"), [(600, -600), (-600, 600)])
+def test_clocks_that_are_minutes_apart_change_nothing(
+    new_lab: NewLab, pods: Any, testbed_run: Run, tmp_path: Path, scheduler_clock: int, agent_clock: int
+) -> None:
+    """Kubelet and the API server have the true time; scheduler and agent are twenty minutes apart."""
+    account = asyncio.run(service_account(pods.apiserver))
+    environment = skewed(tmp_path, scheduler_clock)
+    process = SchedulerProcess(testbed_run, "clocks", account, ["--no-leader-elect"], environment)
+    process.start()
+    lab = new_lab("2xT4", start=False)
+    lab.environment.update(skewed(tmp_path, agent_clock))
+    lab.start(resources=[MEMORY])
+    names = [f"pod-{number}" for number in range(4)]
+    for name in names:
+        create(lab, memory_pod(name, 7))
+        lab.pods.wait_running(name)
+        assert lab.visible(name) == decided(lab, name)["main"]
+    assert Counter(index for name in names for index in lab.visible(name)) == {0: 2, 1: 2}
+    stamp = lab.pods.get(names[0])["metadata"]["annotations"][gpushare.ANNOTATION_ASSUME_TIME]
+    assert abs(int(stamp) / 1e9 - time.time() - scheduler_clock) < 300, "the scheduler's clock is wrong"
+
+    create(lab, memory_pod("waits", 7))
+    lab.pods.wait_event("waits", lambda event: event["reason"] == "FailedScheduling", "of its waiting")
+    room = lab.visible(names[1])
+    path = f"/api/v1/namespaces/{lab.pods.namespace}/pods/{names[1]}?gracePeriodSeconds=0"
+    lab.pods.apiserver.request("DELETE", path)
+    lab.pods.wait_running("waits")
+    assert lab.visible("waits") == decided(lab, "waits")["main"] == room
+
+    lab.kill()
+    process.kill()
+    lab.pods.delete(names[2])
+    process.start()
+    lab.start(resources=[MEMORY])
+    create(lab, memory_pod("after", 7))
+    lab.pods.wait_running("after")
+    assert lab.visible("after") == decided(lab, "after")["main"]
+    held = [lab.visible(name) for name in (names[0], names[3], "waits", "after")]
+    assert Counter(index for cards in held for index in cards) == {0: 2, 1: 2}
+    process.stop()
 
 
 @pytest.mark.usefixtures("scheduler")

@@ -7,7 +7,7 @@ import re
 import signal
 import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,16 @@ _SERVING = re.compile(rb"^serving on (\d+), health on (\d+)$", re.MULTILINE)
 class SchedulerProcess:
     """One replica. Its port is any free one at first, and stays the same when it is started again."""
 
-    def __init__(self, run: Run, name: str, kubeconfig: Path, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        run: Run,
+        name: str,
+        kubeconfig: Path,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._run = run
+        self._environment = None if environment is None else {**os.environ, **environment}
         self._name = name
         self._kubeconfig = kubeconfig
         self._process: Process | None = None
@@ -47,7 +55,7 @@ class SchedulerProcess:
         """Start it, and wait for nothing."""
         flags = ["--host", "127.0.0.1", "--port", str(self.port), "--kubeconfig", str(self._kubeconfig)]
         flags += ["--health-host", "127.0.0.1", "--health-port", str(self.health_port), "--open-inspect"]
-        self._process = self._run.process(self._name, [SHOAL, "scheduler", *flags, *self.options])
+        self._process = self._run.process(self._name, [SHOAL, "scheduler", *flags, *self.options], self._environment)
         self._said = self.log_size()
         self._process.start()
 

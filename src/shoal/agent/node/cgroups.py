@@ -26,51 +26,55 @@ class PodCgroups:
     def __init__(self, root: Path) -> None:
         self._root = root
         #: Folders in which pods were found before; they are searched first.
-        self._places: set[Path] = set()
+        self._places: set[str] = set()
 
     def runs(self, uid: str) -> bool:
         """Whether a pod has processes on the node. False where no cgroups can be seen."""
         return any(map(_is_populated, self._of(uid)))
 
-    def _of(self, uid: str) -> Iterator[Path]:
+    def _of(self, uid: str) -> Iterator[str]:
         names = (f"pod{uid}", f"-pod{uid.replace('-', '_')}.slice")
-        known = [path for place in self._places for path in _folders(place) if path.name.endswith(names)]
+        known = [path for place in self._places for path in _folders(place) if path.endswith(names)]
         if known:
             yield from known
             return
         for path in _below(self._base(), names, _DEPTH):
-            self._places.add(path.parent)
+            self._places.add(path.rpartition("/")[0])
             yield path
 
-    def _base(self) -> Path:
+    def _base(self) -> str:
         if (self._root / "cgroup.controllers").exists():
-            return self._root
+            return str(self._root)
         found = (self._root / name for name in _HIERARCHIES)
-        return next((path for path in found if path.is_dir()), self._root)
+        return str(next((path for path in found if path.is_dir()), self._root))
 
 
-def _below(folder: Path, names: tuple[str, ...], depth: int) -> Iterator[Path]:
+# Paths are texts here: a node has thousands of cgroups, and objects for each of them cost most of the search.
+
+
+def _below(folder: str, names: tuple[str, ...], depth: int) -> Iterator[str]:
     """The folders whose names end so, without those inside of another."""
     for path in _folders(folder):
-        if path.name.endswith(names):
+        if path.endswith(names):
             yield path
         elif depth:
             yield from _below(path, names, depth - 1)
 
 
-def _folders(folder: Path) -> list[Path]:
+def _folders(folder: str) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+            return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:  # it was removed meanwhile, or is no folder
         return []
 
 
-def _is_populated(folder: Path) -> bool:
+def _is_populated(folder: str) -> bool:
     """Whether a cgroup or one below it has processes."""
     try:
-        if (folder / _PROCESSES).read_bytes().strip():
-            return True
+        with open(f"{folder}/{_PROCESSES}", "rb", buffering=0) as file:  # noqa: PTH123
+            if file.read(64).strip():
+                return True
     except OSError:  # removed meanwhile, or a threaded cgroup of version 2: those below tell
         pass
     return any(map(_is_populated, _folders(folder)))

@@ -1,7 +1,6 @@
 """Reads cards through NVML: what they are, how they are linked and cut, and what they measure now.
 
-A reading that a card does not offer is None. The two PCIe readings take the driver about 20 ms each, which is most of a
-sample's time.
+A reading that a card does not offer is None.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import pynvml  # type: ignore[import-untyped]
 
 from shoal.gpu.errors import GpuError
 from shoal.gpu.nvml.library import ask, reading
-from shoal.gpu.protocol import Card, CardLimits, Process, RemappedRows, Sample
+from shoal.gpu.protocol import Card, CardLimits, PcieTraffic, Process, RemappedRows, Sample
 from shoal.model.gpu import Link, MigInstance
 
 #: A bit set of NUMA nodes: 16 × 64 of them.
@@ -168,8 +167,6 @@ def read_sample(handle: Any, what: str) -> Sample:
 
     memory = get(pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2) or get(pynvml.nvmlDeviceGetMemoryInfo)
     load = get(pynvml.nvmlDeviceGetUtilizationRates)
-    sent = get(pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_TX_BYTES)
-    received = get(pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_RX_BYTES)
     encoder = get(pynvml.nvmlDeviceGetEncoderUtilization)
     decoder = get(pynvml.nvmlDeviceGetDecoderUtilization)
     ecc = pynvml.nvmlDeviceGetTotalEccErrors
@@ -188,13 +185,21 @@ def read_sample(handle: Any, what: str) -> Sample:
         fan=get(pynvml.nvmlDeviceGetFanSpeed),
         sm_clock_mhz=get(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
         memory_clock_mhz=get(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM),
-        pcie_sent=None if sent is None else sent * _KILOBYTE,
-        pcie_received=None if received is None else received * _KILOBYTE,
         pcie_replays=get(pynvml.nvmlDeviceGetPcieReplayCounter),
         ecc_corrected=get(ecc, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC),
         ecc_uncorrected=get(ecc, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
         remapped=_remapped(get(pynvml.nvmlDeviceGetRemappedRows)),
         processes=_processes(handle, what),
+    )
+
+
+def read_pcie(handle: Any, what: str) -> PcieTraffic:
+    """What passes over a card's bus: two readings of about 20 ms each."""
+    sent = reading(what, pynvml.nvmlDeviceGetPcieThroughput, handle, pynvml.NVML_PCIE_UTIL_TX_BYTES)
+    received = reading(what, pynvml.nvmlDeviceGetPcieThroughput, handle, pynvml.NVML_PCIE_UTIL_RX_BYTES)
+    return PcieTraffic(
+        sent=None if sent is None else sent * _KILOBYTE,
+        received=None if received is None else received * _KILOBYTE,
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import threading
 import time
@@ -25,7 +26,7 @@ import pynvml  # type: ignore[import-untyped]
 
 from shoal.gpu.errors import GpuError, LostCardError, NoCgroupError, NoDriverError, NotSupportedError, UnknownCardError
 from shoal.gpu.nvml import library
-from shoal.gpu.nvml.cards import LinkEnds, linked, read_card, read_sample
+from shoal.gpu.nvml.cards import LinkEnds, linked, read_card, read_pcie, read_sample
 from shoal.gpu.nvml.library import ask, code_of, reading
 from shoal.gpu.protocol import (
     NO_LIMIT,
@@ -36,6 +37,7 @@ from shoal.gpu.protocol import (
     Driver,
     EventKind,
     MemoryLimit,
+    PcieTraffic,
     Sample,
     Survey,
     Unreadable,
@@ -115,12 +117,17 @@ class NvmlDriver:
         handle = self._handle(uuid)
         return read_sample(handle, uuid)
 
-    def watch(self) -> NvmlEvents:
+    def pcie_traffic(self, uuid: str) -> PcieTraffic:
+        """What passes over a card's bus. The driver measures for about 20 ms in each direction."""
+        return read_pcie(self._handle(uuid), uuid)
+
+    def watch(self, *, signs_of_life: bool = True) -> NvmlEvents:
         """The reports of all cards, from now on."""
         cards = self.survey().cards
         with self._lock:
             handles = {card.uuid: self._known[card.uuid][1] for card in cards}
-        return NvmlEvents(handles, lost={card.uuid for card in cards if card.lost})
+        lost = {card.uuid for card in cards if card.lost}
+        return NvmlEvents(handles, lost=lost, look_every=LOOK_S if signs_of_life else math.inf)
 
     def compute_mode(self, uuid: str) -> ComputeMode:
         """Who may compute on the card."""
@@ -204,13 +211,19 @@ class NvmlEvents:
     """The reports of all cards since its making."""
 
     def __init__(
-        self, handles: Mapping[str, Any], *, lost: Iterable[str] = (), clock: Callable[[], float] = time.monotonic
+        self,
+        handles: Mapping[str, Any],
+        *,
+        lost: Iterable[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+        look_every: float = LOOK_S,
     ) -> None:
         self._handles = dict(handles)
         self._by_address = {_address(handle): uuid for uuid, handle in handles.items()}
         self._clock = clock
         self._lost = set(lost)
-        self._next_look = clock()
+        self._look_every = look_every
+        self._next_look = clock() if math.isfinite(look_every) else math.inf
         self._pending: deque[CardEvent] = deque()
         self._busy = threading.Lock()
         self._closed = threading.Event()
@@ -259,7 +272,7 @@ class NvmlEvents:
 
     def _look_around(self) -> bool:
         """Whether a card was lost or came back; its event is pending then."""
-        self._next_look = self._clock() + LOOK_S
+        self._next_look = self._clock() + self._look_every
         silent = {uuid for uuid, handle in self._handles.items() if not _answers(handle)}
         if silent == self._lost:
             return False
