@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from shoal.metrics.exporter.settings import ExporterSettings
 from shoal.metrics.history_server import HistorySettings
 from shoal.metrics.influx_writer import InfluxSettings
 from shoal.model.contract.gpushare import MemoryUnit
@@ -30,4 +31,6 @@ class MetricsConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     history: HistorySettings | None = None
     #: The InfluxDB that KETI's measurements are written to; none unless it is there.
     influx: InfluxSettings | None = None
+    #: The port for Prometheus. `shoal metrics` has it also where the file says nothing of it.
+    exporter: ExporterSettings | None = None
     # Each part has its settings here: `part: PartConfig = PartConfig()`.
