@@ -34,17 +34,23 @@ class Card:
     used: Share = NO_SHARE
     #: Pods on it that say no sizes.
     sizeless: int = 0
+    #: Memory in use that nobody booked.
+    stray: int = 0
+
+    @property
+    def memory_free(self) -> int:
+        return max(0, self.memory - self.used.memory_mib - self.stray)
 
     @cached_property
     def free(self) -> int:
         """The free share in hundredths."""
         if not self.usable or self.used.exclusive or 0 < self.sizeless < self.pods:
             return 0
-        if not self.pods:
+        if not self.pods and not self.stray:
             return 100
         parts = [99, 100 - self.used.compute]
         if self.memory:
-            parts.append((200 * (self.memory - self.used.memory_mib) + self.memory) // (2 * self.memory))
+            parts.append((200 * self.memory_free + self.memory) // (2 * self.memory))
         if self.clients:
             parts.append((200 * (self.clients - self.used.clients) + self.clients) // (2 * self.clients))
         return min(parts)
@@ -134,11 +140,13 @@ def holds(card: Card, share: Share) -> bool:
     if not card.usable or card.used.exclusive:
         return False
     if share.exclusive:
-        return not card.pods
+        return not card.pods and not card.stray
+    if sizeless(share) and not card.pods and card.stray:
+        return False
     if card.pods and card.sizeless != (card.pods if sizeless(share) else 0):
         return False
     return (
-        card.used.memory_mib + share.memory_mib <= card.memory
+        share.memory_mib <= card.memory_free
         and card.used.compute + share.compute <= 100
         and card.used.clients + share.clients <= card.clients
     )
@@ -162,7 +170,7 @@ def left_on(card: Card, share: Share) -> int:
 def amount_free(card: Card, share: Share) -> int:
     """What is free of what is asked for: memory, else clients, else compute."""
     if share.memory_mib:
-        return card.memory - card.used.memory_mib
+        return card.memory_free
     return card.clients - card.used.clients if share.clients else 100 - card.used.compute
 
 

@@ -1,12 +1,14 @@
 """What the ledger promises for any order of events, against books kept by plain sums over the bookings.
 
-The machine remembers inventories and bookings only. After every step all of the ledger's figures must be those that
-follow from them, and an engine that lived through all steps must decide as one that has just been made.
+The machine remembers inventories, bookings and what was measured only. After every step all of the ledger's figures
+must be those that follow from them, and an engine that lived through all steps must decide as one that has just been
+made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import settings
@@ -16,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.bound import on_cards
 from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.contract.load import CardDigest, LoadDigest
 from shoal.model.contract.shoal import ANNOTATION_ALLOCATION, decode_allocation, encode_allocation
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.manifest import read_pod
@@ -90,6 +93,20 @@ def bookings(draw: st.DrawFn) -> Booking:
     return Booking(draw(pods), Allocation(name, containers, "binpack"), cpu, memory)
 
 
+#: What a collector may claim, of its node's cards and of others, up to more than any card has.
+claims = st.none() | st.sampled_from([0, 100, 300, 2 * GIB, 5 * GIB, 16 * GIB, 2**31])
+digests = st.builds(
+    LoadDigest,
+    st.dictionaries(
+        st.sampled_from([uuid_of(name, number) for name in NODES for number in range(CARDS)]),
+        st.builds(CardDigest, claims, claims, claims, st.none() | st.integers(0, 100), st.none() | st.integers(20, 90)),
+    ),
+    cpu=st.none() | st.integers(0, 100),
+)
+#: Let pass without effect.
+TOLERATED = 256
+
+
 def _as_spec_orders_them(kinds: list[str]) -> list[ContainerKind]:
     return sorted((ContainerKind(kind) for kind in kinds), key=lambda kind: kind is ContainerKind.APP)
 
@@ -111,22 +128,39 @@ def is_over_booked(card: Gpu, held: list[Share]) -> bool:
     )
 
 
-def takes(card: Gpu, held: list[Share], more: Share) -> bool:
+def beyond(card: Gpu, load: CardDigest | None) -> int:
+    """Memory in use that nobody booked, as far as the card can have it."""
+    if load is None:
+        return 0
+    used = card.memory_mib if load.used_mib is None else load.used_mib
+    claimed = min((load.unattributed_mib or 0) + (load.overuse_mib or 0), used, card.memory_mib)
+    return claimed if claimed > TOLERATED else 0
+
+
+def takes(card: Gpu, held: list[Share], more: Share, load: CardDigest | None = None) -> bool:
     """Whether a card may be given away further, and this much of it."""
     if card.mig or not card.healthy or is_over_booked(card, held):
         return False
+    if stray := beyond(card, load):
+        if more.exclusive or (more.unsized and not held):
+            return False
+        if (
+            sum(share.memory_mib for share in held) + more.memory_mib > max(0, card.memory_mib - stray)
+            and more.memory_mib
+        ):
+            return False
     return not is_over_booked(card, [*held, more])
 
 
-def figures(card: Gpu, held: list[Share]) -> tuple[int, ...]:
+def figures(card: Gpu, held: list[Share], load: CardDigest | None = None) -> tuple[int, ...]:
     """Memory, compute and clients free, the free share in hundredths, the pods."""
     if card.mig or not card.healthy or is_over_booked(card, held):
         return -1, -1, -1, 0, len(held)
-    if not held:
+    if not held and not beyond(card, load):
         return card.memory_mib, 100, card.mps_clients, 100, 0
     if any(share.exclusive for share in held):
         return 0, 0, 0, 0, 1
-    memory = card.memory_mib - sum(share.memory_mib for share in held)
+    memory = max(0, card.memory_mib - sum(share.memory_mib for share in held) - beyond(card, load))
     compute = 100 - sum(share.compute for share in held)
     clients = card.mps_clients - sum(share.clients for share in held)
     parts = [99, compute]
@@ -195,8 +229,10 @@ QUESTIONS = (
 
 
 def decisions(ledger: Ledger, engine: Engine | None = None) -> list[Allocation | None]:
+    """By the policy in force, and by one that weighs measured load."""
     engine = engine or Engine(ledger, policy_named("fragmentation"))
-    return [engine.decide(question) for question in QUESTIONS]
+    weighed = [replace(question, policy="keti") for question in QUESTIONS]
+    return [engine.decide(question) for question in (*QUESTIONS, *weighed)]
 
 
 class Books(RuleBasedStateMachine):
@@ -209,6 +245,8 @@ class Books(RuleBasedStateMachine):
         self.assumed: set[str] = set()
         #: Nodes in the order they were first heard of, by inventory or by a pod.
         self.seen: list[str] = []
+        #: What was measured last, by node.
+        self.loads: dict[str, LoadDigest] = {}
 
     def see(self, name: str) -> None:
         if name not in self.seen:
@@ -247,13 +285,34 @@ class Books(RuleBasedStateMachine):
                 continue
             raise AssertionError("booked more than there is, or a pod twice")
 
+    @rule(name=names, digest=digests | st.none())
+    def measure(self, name: str, digest: LoadDigest | None) -> None:
+        """Load changes what is free of the node's own cards, and of no other."""
+        others = {other: columns_of(self.ledger, other) for other in self.seen if other != name}
+        more = self.ledger.measure(name, digest, tolerated_mib=TOLERATED)
+        assert not self.ledger.measure(name, digest, tolerated_mib=TOLERATED), "the same again frees nothing"
+        before = self.loads.pop(name, None)
+        if digest is not None:
+            self.loads[name] = digest
+        assert more == any(
+            beyond(card, self.load_of(card.uuid))
+            < beyond(card, None if before is None else before.cards.get(card.uuid))
+            for card in (self.nodes[name].gpus if name in self.nodes else ())
+        )
+        assert {other: columns_of(self.ledger, other) for other in others} == others
+
+    def load_of(self, uuid: str) -> CardDigest | None:
+        """What the card's own node says of it."""
+        digest = self.loads.get(uuid.split("-", maxsplit=1)[0])
+        return None if digest is None else digest.cards.get(uuid)
+
     def fits(self, booking: Booking) -> bool:
         node = self.nodes.get(booking.node)
         if node is None:
             return False
         there = {card.uuid: card for card in node.gpus}
         cards = all(
-            uuid in there and takes(there[uuid], on_card(self.kept, uuid), share)
+            uuid in there and takes(there[uuid], on_card(self.kept, uuid), share, self.load_of(uuid))
             for uuid, share in booking.allocation.held().items()
         )
         cpu, memory = self.left_of(node)
@@ -317,6 +376,8 @@ class Books(RuleBasedStateMachine):
         again = Ledger()
         self.fill(again)
         over = again.rebuild(found)
+        for name, digest in self.loads.items():
+            again.measure(name, digest, tolerated_mib=TOLERATED)
         assert without_order(over) == without_order(self.ledger.over_booked())
         for name in self.seen:
             assert columns_of(again, name) == columns_of(self.ledger, name)
@@ -332,7 +393,7 @@ class Books(RuleBasedStateMachine):
     @invariant()
     def the_columns_follow_from_the_bookings(self) -> None:
         for name, node in self.nodes.items():
-            cards = [figures(card, on_card(self.kept, card.uuid)) for card in by_index(node)]
+            cards = [figures(card, on_card(self.kept, card.uuid), self.load_of(card.uuid)) for card in by_index(node)]
             cpu, memory = self.left_of(node)
             untouched = sum(card[3] == 100 for card in cards)
             assert columns_of(self.ledger, name) == (cpu, memory, untouched, cards)
@@ -379,7 +440,7 @@ class Books(RuleBasedStateMachine):
     def decisions_fit_and_do_not_depend_on_the_past(self) -> None:
         answers = decisions(self.ledger, self.engine)
         assert answers == decisions(self.ledger)
-        for question, answer in zip(QUESTIONS, answers, strict=True):
+        for question, answer in zip(QUESTIONS * 2, answers, strict=True):
             if answer is not None:
                 assert self.fits(Booking("new", answer, question.cpu_milli, question.memory_mib))
 

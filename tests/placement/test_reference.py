@@ -14,6 +14,7 @@ from random import Random
 import pytest
 
 from shoal.model.allocation import Allocation
+from shoal.model.contract.load import CardDigest, LoadDigest
 from shoal.model.gpu import Gpu, Link, NodeGpus
 from shoal.model.request import CardSelector, ContainerKind, ContainerRequest, Request, Share
 from shoal.placement.engine import Engine
@@ -143,6 +144,8 @@ class World:
     def __init__(self, nodes: Sequence[NodeGpus]) -> None:
         self.nodes = {node.name: node for node in nodes}
         self.gone: set[str] = set()
+        #: Memory in use that nobody booked, by UUID.
+        self.stray: dict[str, int] = {}
         self.pods: dict[str, tuple[str, Request, dict[str, Share]]] = {}
         self.states = {name: self._state(name) for name in self.nodes}
 
@@ -165,6 +168,11 @@ class World:
         if pod in self.pods:
             node = self.pods.pop(pod)[0]
             self.states[node] = self._state(node)
+
+    def measure(self, name: str, stray: dict[str, int]) -> None:
+        for gpu in self.nodes[name].gpus:
+            self.stray[gpu.uuid] = stray.get(gpu.uuid, 0)
+        self.states[name] = self._state(name)
 
     def set(self, node: NodeGpus) -> None:
         self.nodes[node.name] = node
@@ -190,6 +198,7 @@ class World:
                     len(shares),
                     used,
                     sum(sizeless(share) for share in shares),
+                    min(self.stray.get(gpu.uuid, 0), gpu.memory_mib),
                 )
             )
         kinds = frozenset(sum(share.exclusive for share in held.values()) for _, held in here if held)
@@ -241,8 +250,10 @@ def check_cards(reference: Reference, node: Node, pod: Pod, stack: list[int], al
     return taken
 
 
-def play(engine: Engine, world: World, make: Callable[[list[Node]], Reference], rng: Random) -> None:
-    """Pods come and go; every arrival is a case."""
+def play(
+    engine: Engine, world: World, make: Callable[[list[Node]], Reference], rng: Random, *, measured: float = 0.0
+) -> None:
+    """Pods come and go, and before so many of them a node's load is measured; every arrival is a case."""
     requests = [random_request(rng, number) for number in range(rng.randint(8, 16))]
     classes = [(request, pod_of(request)) for request in requests]
     crowd = rng.choice([5, 10, 20, 40])
@@ -254,6 +265,8 @@ def play(engine: Engine, world: World, make: Callable[[list[Node]], Reference], 
             world.remove(left)
         if rng.random() < 0.03:
             disturb(engine.ledger, world, rng)
+        if rng.random() < measured:
+            measure(engine.ledger, world, rng)
         request, pod = rng.choice(classes)
         reference = make(world.cluster())
         allocation = engine.place(f"p{number}", request)
@@ -278,6 +291,22 @@ def disturb(ledger: Ledger, world: World, rng: Random) -> None:
     world.gone.discard(name)
 
 
+def measure(ledger: Ledger, world: World, rng: Random) -> None:
+    """A node tells what is used of its cards by nobody's pod and beyond requests, or tells nothing any more."""
+    name = rng.choice(sorted(world.nodes))
+    cards = {
+        gpu.uuid: CardDigest(
+            unattributed_mib=rng.choice([None, 0, 3 * GIB, 100 * GIB]), overuse_mib=rng.choice([None, GIB])
+        )
+        for gpu in world.nodes[name].gpus
+        if rng.random() < 0.5
+    }
+    digest = LoadDigest(cards) if rng.random() < 0.7 else None
+    ledger.measure(name, digest)
+    told = {} if digest is None else cards
+    world.measure(name, {uuid: (one.unattributed_mib or 0) + (one.overuse_mib or 0) for uuid, one in told.items()})
+
+
 def worlds(seed: int) -> Iterator[tuple[Random, World, Ledger]]:
     for number in range(CASES // ARRIVALS):
         rng = Random(f"{seed} {number}")
@@ -293,6 +322,20 @@ def test_policy(name: str) -> None:
     policy = policy_named(name)
     for rng, world, ledger in worlds(1):
         play(Engine(ledger, policy, policies=(policy,)), world, SIMPLE[name], rng)
+
+
+@pytest.mark.parametrize("name", SIMPLE)
+def test_policy_with_live_load(name: str) -> None:
+    policy = policy_named(name)
+    for rng, world, ledger in worlds(5):
+        play(Engine(ledger, policy, policies=(policy,)), world, SIMPLE[name], rng, measured=0.2)
+
+
+def test_fragmentation_with_live_load() -> None:
+    policy = policy_named("fragmentation")
+    for rng, world, ledger in worlds(6):
+        engine = Engine(ledger, policy, policies=(policy,))
+        play(engine, world, partial(fragmentation_now, engine), rng, measured=0.2)
 
 
 def test_fgd() -> None:

@@ -141,7 +141,7 @@ def _card(card: CardLedger, why: str) -> CardAnswer:
         uuid=gpu.uuid,
         model=gpu.model,
         memory_mib=gpu.memory_mib,
-        free_mib=0 if taken else gpu.memory_mib - card.memory_mib,
+        free_mib=0 if taken else card.free_mib,
         free_compute=0 if taken else WHOLE - card.compute,
         free_clients=0 if taken else gpu.mps_clients - card.clients,
         pods=card.pods,

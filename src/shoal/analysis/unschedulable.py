@@ -177,11 +177,7 @@ def _room(node: NodeLedger, dry_run: DryRun, pod: Pod, asked: ContainerRequest) 
     least = Share(1, asked.share.compute, asked.share.clients)
     selector = dry_run.check(pod).selector
     free = sorted(
-        (
-            card.inventory.memory_mib - card.memory_mib
-            for card in node.slots
-            if accepts(selector, card.inventory) and card.refusal(least) is None
-        ),
+        (card.free_mib for card in node.slots if accepts(selector, card.inventory) and card.refusal(least) is None),
         reverse=True,
     )
     return free[asked.gpus - 1] if len(free) >= asked.gpus else 0

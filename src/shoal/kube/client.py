@@ -21,7 +21,7 @@ from shoal.kube.errors import AnswerError, GoneError, KubeError
 from shoal.kube.objects.meta import Base, ListOf
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import PODS, RawObject, Resource, manifest_of, meta_of
-from shoal.kube.transport import Call, Transport, TransportLimits
+from shoal.kube.transport import MAX_BYTES, Call, Transport, TransportLimits
 from shoal.kube.watch import batches
 
 T = TypeVar("T")
@@ -86,6 +86,11 @@ class Client:
         await self._transport.close()
 
     @property
+    def access(self) -> Access:
+        """How the server is reached, and as whom."""
+        return self._transport.access
+
+    @property
     def namespace(self) -> str:
         """The namespace that the kubeconfig or the pod names; no call uses it by itself."""
         return self._transport.access.namespace
@@ -99,10 +104,12 @@ class Client:
         body: object = None,
         content_type: str = "application/json",
         accept: str = "application/json",
+        max_bytes: int = MAX_BYTES,
     ) -> bytes:
-        """Any request; the answer as it came."""
+        """Any request; the answer as it came. AnswerError when it is longer than `max_bytes`."""
         content = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
-        call = Call(verb, path, query or {}, content, content_type, accept, repeatable=verb == "GET")
+        repeatable = verb == "GET"
+        call = Call(verb, path, query or {}, content, content_type, accept, repeatable=repeatable, max_bytes=max_bytes)
         return await self._transport.request(call)
 
     async def version(self) -> Version:

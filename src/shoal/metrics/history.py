@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +37,8 @@ _MOST_SERIES: Final = 1 << 16
 _NAMES: Final = 500
 _POINTS: Final = 50_000
 _SUFFIX: Final = ".history"
+#: Enough of a file for its first sample, unless the node has very many series.
+_BEGINNING: Final = 1 << 18
 
 
 class Series(NamedTuple):
@@ -227,6 +230,86 @@ def read(
     return found
 
 
+class HistoryMeans(NamedTuple):
+    """Means of equal spans of time, by series; None for a span without a value. `more`: there are further series."""
+
+    values: dict[Series, list[float | None]]
+    more: bool
+
+
+def read_means(
+    folder: Path,
+    level: HistoryLevel,
+    *,
+    since: float,
+    step: float,
+    count: int,
+    wanted: Callable[[Series], bool] = lambda series: True,
+    after: Series | None = None,
+    most: int = 1000,
+) -> HistoryMeans:
+    """The means of `count` spans of `step` seconds from `since` on: of at most `most` series, in their order, after
+    one of them. What it keeps in memory is bounded by `most` × `count`, whatever lies on the disk.
+    """
+    until = since + step * count
+    paths = [path for path in _segments(folder, level.name) if _overlaps(path, level, since, until)]
+    names = {series for path in paths for series in _series(path) if wanted(series)}
+    rest = sorted(series for series in names if after is None or series > after)
+    rows = {series: row for row, series in enumerate(rest[:most])}
+    sums, counts = np.zeros((len(rows), count)), np.zeros((len(rows), count), dtype=np.int32)
+    for path in paths if rows else ():
+        row_of = np.empty(0, dtype=np.int64)
+        for kind, content in _records(path):
+            if kind == _SERIES:
+                try:
+                    found = [rows.get(series, -1) for series in _names.decode(content)]
+                except msgspec.MsgspecError:
+                    break  # `_series` has told
+                row_of = np.concatenate([row_of, np.array(found, dtype=np.int64)])
+            elif kind == _SAMPLE and len(content) >= _TIME.size:
+                span = math.floor((_TIME.unpack_from(content)[0] - since) / step)
+                if 0 <= span < count:
+                    points = _sample(content)
+                    points = points[points["series"] < len(row_of)]
+                    row = row_of[points["series"]]
+                    sums[row[row >= 0], span] += points["value"][row >= 0]
+                    counts[row[row >= 0], span] += 1
+    means = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+    values = {series: [None if math.isnan(one) else one for one in means[row].tolist()] for series, row in rows.items()}
+    return HistoryMeans(values, len(rest) > most)
+
+
+def read_series(folder: Path, level: HistoryLevel) -> set[Series]:
+    """All series of a level."""
+    return {series for path in _segments(folder, level.name) for series in _series(path)}
+
+
+def _overlaps(path: Path, level: HistoryLevel, since: float, until: float) -> bool:
+    """Whether a segment may hold points of a time: none is later than its first by more than the level's seconds."""
+    for kind, content in _records(path, whole=False):
+        if kind == _SAMPLE and len(content) >= _TIME.size:
+            (first,) = _TIME.unpack_from(content)
+            return bool(first < until and first + level.seconds > since)
+    return True
+
+
+def _series(path: Path) -> list[Series]:
+    found: list[Series] = []
+    for kind, content in _records(path):
+        if kind == _SERIES:
+            try:
+                found += _names.decode(content)
+            except msgspec.MsgspecError:
+                log.warning("%s: damaged: series that cannot be read", path)
+                break
+    return found
+
+
+def _sample(content: bytes) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    body = content[_TIME.size :]
+    return np.frombuffer(body[: len(body) // _POINT.itemsize * _POINT.itemsize], _POINT)
+
+
 def _points(path: Path, since: float, until: float, wanted: Callable[[Series], bool]) -> Iterator[tuple[Series, Point]]:
     names: list[Series | None] = []
     for kind, content in _records(path):
@@ -239,18 +322,21 @@ def _points(path: Path, since: float, until: float, wanted: Callable[[Series], b
         elif kind == _SAMPLE and len(content) >= _TIME.size:
             (time,) = _TIME.unpack_from(content)
             if since <= time <= until:
-                body = content[_TIME.size :]
-                points = np.frombuffer(body[: len(body) // _POINT.itemsize * _POINT.itemsize], _POINT)
+                points = _sample(content)
                 for number, value in zip(points["series"].tolist(), points["value"].tolist(), strict=True):
                     series = names[number] if number < len(names) else None
                     if series is not None:
                         yield series, Point(time, value)
 
 
-def _records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The records of a file up to its end or its damage. A file that grows meanwhile ends where it is whole."""
+def _records(path: Path, *, whole: bool = True) -> Iterator[tuple[int, bytes]]:
+    """The records of a file up to its end or its damage. A file that grows meanwhile ends where it is whole.
+
+    Not `whole`: those within the first bytes, for the time at which it begins.
+    """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(-1 if whole else _BEGINNING)
     except OSError as error:
         log.warning("%s: not read: %s", path, error.strerror)
         return

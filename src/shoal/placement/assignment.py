@@ -24,11 +24,11 @@ _TRIES = 5000
 
 
 def untouched(node: NodeLedger, selector: CardSelector = ANY_CARD) -> list[int]:
-    """The slots of the cards that may be used, that the pod accepts and that nobody holds a share of."""
+    """The slots of the cards that may be used, that the pod accepts, and of which nobody holds or uses any."""
     return [
         slot
         for slot, card in enumerate(node.slots)
-        if not card.pods and card.fault() is None and accepts(selector, card.inventory)
+        if card.untouched and card.fault() is None and accepts(selector, card.inventory)
     ]
 
 
@@ -158,7 +158,7 @@ def _whole_cards(node: NodeLedger, pod_class: PodClass, *, taken: Collection[int
 def _free(card: CardLedger, share: Share) -> int:
     """Free memory if the container asks for memory, else clients, else compute."""
     if share.memory_mib:
-        return card.inventory.memory_mib - card.memory_mib
+        return card.free_mib
     return card.inventory.mps_clients - card.clients if share.clients else WHOLE - card.compute
 
 

@@ -63,12 +63,16 @@ class ClassColumns:
         #: Nodes that won lately: probably good again, so that others are ruled out early.
         self._winners: list[int] = []
         self._seen = -1
+        #: What was seen of the measured load, by a policy that weighs it.
+        self._measured = 0
         self.nbytes = self._bound.nbytes + self._kept.nbytes
 
     def catch_up(self) -> None:
         """Try the nodes that changed."""
         columns = self._ledger.columns
         changed = columns.changed_since(self._seen) if self._seen >= 0 else None
+        if self._policy.measures:
+            changed = self._and_measured(changed)
         if changed is None or len(changed) > _MOST * columns.rows:
             self._try(np.arange(columns.rows))
         elif changed:
@@ -76,6 +80,15 @@ class ClassColumns:
             if rest:
                 self._try(np.array(rest))
         self._seen = columns.version
+
+    def _and_measured(self, changed: list[int] | None) -> list[int] | None:
+        """These rows, and those whose measured load changed."""
+        load = self._ledger.load
+        if load is None:
+            return changed
+        measured = load.changed_since(self._measured)
+        self._measured = load.log.version
+        return None if changed is None or measured is None else list({*changed, *measured})
 
     def _try_singly(self, single: SingleTrial, rows: list[int]) -> list[int]:
         """`_try`, node by node; the rows that are left to it: where cards go by a label, and after `_FEW` that fit."""

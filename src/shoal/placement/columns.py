@@ -113,6 +113,35 @@ class PlainNode(NamedTuple):
     cards: tuple[PlainCard, ...]
 
 
+class RowLog:
+    """The rows that changed, in order. Readers keep their own place in it."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._start = 0
+        self.note = self._rows.append
+
+    @property
+    def version(self) -> int:
+        """Grows with every change; a reader's place in the log."""
+        return self._start + len(self._rows)
+
+    def since(self, version: int, *, keep: int) -> list[int] | None:
+        """The rows changed since that version, each once; None when that is too long ago to tell."""
+        if version < self._start:
+            return None
+        changed = self._rows[version - self._start :]
+        self.shorten(keep)
+        return changed if len(changed) < 2 else list(set(changed))
+
+    def shorten(self, keep: int) -> None:
+        """Forget the older half when there are more changes than that."""
+        if len(self._rows) > keep:
+            drop = len(self._rows) // 2
+            del self._rows[:drop]
+            self._start += drop
+
+
 _NO_CARD = PlainCard(0, UNUSABLE, UNUSABLE, UNUSABLE, 0)
 
 
@@ -130,8 +159,7 @@ class Columns:
         self._nodes_of: dict[int, int] = {}
         self._kind_ids: dict[CardKind, int] = {NO_CARD: 0}
         self._model_ids: dict[str, int] = {}
-        self._log: list[int] = []
-        self._log_start = 0
+        self._log = RowLog()
         #: The same as the arrays in plain numbers, by row; the cards of each row by slot, those that are there.
         self.plain: list[PlainNode] = []
         self._cards: list[list[PlainCard]] = []
@@ -228,7 +256,7 @@ class Columns:
         self.cpu_free[row] = cpu
         self.ram_free[row] = ram
         self.whole[row] = whole
-        self._log.append(row)
+        self._log.note(row)
         self.plain[row] = self._plain_node(row, cpu, ram, whole)
 
     def _plain_node(self, row: int, cpu: int, ram: int, whole: int) -> PlainNode:
@@ -253,18 +281,11 @@ class Columns:
     @property
     def version(self) -> int:
         """Grows with every change; a reader's place in the log."""
-        return self._log_start + len(self._log)
+        return self._log.version
 
     def changed_since(self, version: int) -> list[int] | None:
         """The rows changed since that version, each once; None when that is too long ago to tell."""
-        if version < self._log_start:
-            return None
-        changed = self._log[version - self._log_start :]
-        if len(self._log) > 4 * self._capacity + 4096:
-            drop = len(self._log) // 2
-            del self._log[:drop]
-            self._log_start += drop
-        return changed if len(changed) < 2 else list(set(changed))
+        return self._log.since(version, keep=4 * self._capacity + 4096)
 
     def cards_by_kind(self) -> FloatArray:
         """How many cards of each make there are."""

@@ -6,7 +6,7 @@ changes one node, so only that node is tried again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 
 import numpy as np
@@ -22,7 +22,7 @@ from shoal.placement.ledger import Booking, Ledger, NodeLedger
 from shoal.placement.policies import POLICIES, Policy
 from shoal.placement.trial import CardRules, NodeFilter, NodeRefusal, Trial
 from shoal.placement.weights import FAVOUR
-from shoal.placement.without import FitsWithout
+from shoal.placement.without import FitsWithout, fits_by_requests
 from shoal.placement.worth.demand import DemandCounter, demand_of
 from shoal.placement.worth.valuation import Valuation
 
@@ -120,6 +120,17 @@ class Engine:
     def fits_without(self, request: Request) -> FitsWithout:
         """A question about one node at a time: can it take the pod once some of those there are gone?"""
         return FitsWithout(self.ledger, self.class_of(request), self.policy_for(request).filters)
+
+    def refused_by_load(self, request: Request, nodes: Iterable[NodeLedger]) -> list[NodeLedger]:
+        """Of these nodes those that would take the pod were nothing used beyond what is booked."""
+        pod_class, filters = self.class_of(request), self.policy_for(request).filters
+        return [
+            node
+            for node in nodes
+            if node.name in self.ledger.lowered
+            and not all(rule.fits(node, pod_class) for rule in filters)
+            and fits_by_requests(node, pod_class, filters)
+        ]
 
     def passes(self, request: Request, rule: NodeFilter) -> BoolArray:
         """The nodes that one filter passes for the pod, by row."""

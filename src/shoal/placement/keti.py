@@ -1,7 +1,7 @@
 """KETI's way to choose: a node score and a GPU score, weighed against each other, and NVLink pairs.
 
-KETI's scores come from measured load, which a scheduler must not depend on; here they come from what is booked, on
-KETI's scale of 0 to 100. How they are combined, and which cards are taken, is KETI's own rule.
+Scores are on a scale of 0 to 100: from measured load where it is known (`keti_load`), else from what is booked, so that
+nothing stops where nobody measures. How they are combined, and which cards are taken, is KETI's own rule.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import numpy as np
 
 from shoal.model.contract.keti import GpuPreference, KetiPolicy
 from shoal.placement.columns import SHARES, WHOLE, BoolArray, FloatArray, Rows
+from shoal.placement.keti_load import card_scores
 from shoal.placement.ledger import NodeLedger
 from shoal.placement.topology import lane_matrix
 from shoal.placement.trial import NeedTables, Trial, take_lowest
@@ -28,13 +29,16 @@ class KetiScores:
         self._settings = settings
 
     def cards(self, trial: Trial, gpus: int) -> FloatArray:
-        """Per card the mean of its free percentage and 100 - 10·pods (at least 0), [slot, row].
+        """Per card its score by measured load, else the mean of its free percentage and 100 - 10·pods, [slot, row].
 
         Packing adds 100·pods. A pod of one card sees linked cards at 0.3 of their score per link, if so configured.
         """
         pods = trial.columns.pods[trial.rows].T
         free = trial.code % SHARES * (100 / WHOLE)
         scores = (free + np.maximum(0, 100 - POD_PENALTY * pods)) / 2
+        if trial.ledger.load is not None:
+            terms, utilisation = trial.ledger.load.of_cards(trial.rows, len(scores))
+            scores = np.where(np.isnan(terms), scores, card_scores(pods, utilisation, terms))
         if self._settings.prefer is GpuPreference.BINPACK:
             scores = scores + POD_BONUS * pods
         if gpus == 1 and self._settings.avoid_nvlink_for_one:
@@ -77,7 +81,7 @@ class KetiScores:
         return chosen + rest[: gpus - len(chosen)]
 
     def score(self, trial: Trial) -> FloatArray:
-        """round(node·wN + gpu·wG): the node's free CPU and memory in percent, and the mean score of the cards taken."""
+        """round(node·wN + gpu·wG): the node's score and the mean of those of the cards taken."""
         settings = self._settings
         total = settings.node_weight * self._nodes(trial)
         if trial.pod_class.needs:
@@ -89,7 +93,7 @@ class KetiScores:
 
     @staticmethod
     def _nodes(trial: Trial) -> FloatArray:
-        """The mean of the free parts of CPU and memory, 0..100."""
+        """By measured load, else the mean of the free parts of CPU and memory, 0..100."""
         scores = np.zeros(len(trial.rows))
         for i, row in enumerate(trial.rows):
             node = trial.ledger.node_at(int(row))
@@ -97,4 +101,7 @@ class KetiScores:
                 cpu = 1 - node.cpu_used / node.inventory.cpu_milli if node.inventory.cpu_milli else 0.0
                 memory = 1 - node.memory_used / node.inventory.memory_mib if node.inventory.memory_mib else 0.0
                 scores[i] = 50 * (cpu + memory)
+        if trial.ledger.load is not None:
+            measured = trial.ledger.load.of_nodes(trial.rows)
+            scores = np.where(np.isnan(measured), scores, measured)
         return scores

@@ -10,7 +10,12 @@ measured counts as its middle, so that a card which tells less is neither prefer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.placement.columns import FloatArray
 
 #: The most that each term adds.
 IDLE: Final = 11.0
@@ -48,6 +53,14 @@ def card_score(
 ) -> float:
     """The score of a card, 0 to 100."""
     return 100.0 / BEST * (idle_term(pods, utilisation) + load_terms(celsius, watts, watts_of_all))
+
+
+def card_scores(pods: npt.NDArray[np.signedinteger[Any]], utilisation: FloatArray, terms: FloatArray) -> FloatArray:
+    """`card_score` of many cards, by what `load_terms` gave each; NaN is not measured."""
+    busy = np.where(np.isnan(utilisation), 50.0, utilisation).clip(0.0, 100.0)
+    idle = np.where(pods == 0, IDLE, np.maximum(0.0, (100.0 - busy) / 10.0 - pods))
+    scores: FloatArray = 100.0 / BEST * (idle + terms)
+    return scores
 
 
 def watts_together(watts: Sequence[float | None]) -> float:

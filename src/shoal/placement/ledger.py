@@ -1,5 +1,8 @@
 """The ledger: what every pod holds of every card, whatever the kind of share.
 
+What was measured (`measure`) is no booking: memory used beyond what is booked, by nobody's pod or by a pod beyond its
+request, lowers what is free of its card, never below nothing; whoever holds a share keeps it.
+
 Cards are keyed by UUID. What a pod holds is recorded whether or not its card is there: a card that vanishes and comes
 back finds its bookings again. `assume` never books more than a card has. `confirm` and `rebuild` record what is true
 in the cluster even when somebody else over-booked; such a card is reported and takes nothing new until it is sound.
@@ -12,10 +15,12 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from shoal.model.allocation import Allocation
+from shoal.model.contract.load import CardDigest, LoadDigest
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.request import Share
 from shoal.placement.columns import UNUSABLE, WHOLE, CardFigures, CardKind, Columns, alive
 from shoal.placement.errors import BookingError
+from shoal.placement.load_columns import LoadColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,13 @@ class CardLedger:
     #: Pods that are nothing but clients without sizes.
     unsized: int = 0
     pods: int = 0
+    #: What was measured, and how much of the memory is used beyond what is booked.
+    load: CardDigest | None = None
+    beyond_mib: int = 0
+
+    def leave_node(self) -> None:
+        """The card is there no more; what is booked of it stays."""
+        self.gpu, self.slot, self.load, self.beyond_mib = None, UNUSABLE, None, 0
 
     def add(self, share: Share, sign: int) -> None:
         self.memory_mib += sign * share.memory_mib
@@ -77,6 +89,26 @@ class CardLedger:
     @property
     def used(self) -> Share:
         return Share(self.memory_mib, self.compute, self.clients, self.exclusive > 0)
+
+    @property
+    def free_mib(self) -> int:
+        """Memory that is neither booked nor used beyond that; below 0 where more is booked than there is."""
+        free = (0 if self.gpu is None else self.gpu.memory_mib) - self.memory_mib
+        return min(free, max(0, free - self.beyond_mib)) if self.beyond_mib else free
+
+    @property
+    def untouched(self) -> bool:
+        """Nobody has booked any of it, and nobody uses any."""
+        return not self.pods and not self.beyond_mib
+
+    def measure(self, load: CardDigest | None, *, tolerated_mib: int) -> None:
+        """Take what was measured. Whatever it claims, it is about this card, and of memory that the card has."""
+        self.load = load
+        self.beyond_mib = 0
+        if load is not None and self.gpu is not None:
+            beyond = (load.unattributed_mib or 0) + (load.overuse_mib or 0)
+            beyond = min(beyond, self.gpu.memory_mib if load.used_mib is None else load.used_mib, self.gpu.memory_mib)
+            self.beyond_mib = beyond if beyond > tolerated_mib else 0
 
     def over(self) -> bool:
         """More is booked than the card has."""
@@ -106,17 +138,21 @@ class CardLedger:
         assert self.gpu is not None
         if share.exclusive and self.pods:
             return f"wanted whole, {self.pods} pods on it"
+        if share.exclusive and self.beyond_mib:
+            return f"wanted whole, {self._beyond()}"
         if self.exclusive:
             return "taken whole by another pod"
         if share.unsized and self.pods > self.unsized:
             return f"{self.pods - self.unsized} pods with sizes on it, beside which no client without sizes may be"
+        if share.unsized and not self.pods and self.beyond_mib:
+            return f"{self._beyond()}, beside which no client without sizes may be"
         if self.unsized and not share.unsized:
             return f"{self.unsized} pods without sizes on it, beside which no share is safe"
         if self._has_room(self.gpu, share):
             return None
-        memory = self.gpu.memory_mib - self.memory_mib
+        memory = self.free_mib
         clients = self.gpu.mps_clients - self.clients
-        return ", ".join(
+        short = [
             f"{free} {unit} free of {total}, {wanted} wanted"
             for unit, wanted, free, total in (
                 ("MiB", share.memory_mib, memory, self.gpu.memory_mib),
@@ -124,7 +160,19 @@ class CardLedger:
                 ("MPS clients", share.clients, clients, self.gpu.mps_clients),
             )
             if wanted > free
+        ]
+        if self.beyond_mib and share.memory_mib > memory:
+            short.append(self._beyond())
+        return ", ".join(short)
+
+    def _beyond(self) -> str:
+        """Who uses more than was booked, in words."""
+        load = self.load or CardDigest()
+        parts = (
+            (load.unattributed_mib, "by nobody's pod"),
+            (load.overuse_mib, "by pods beyond their requests"),
         )
+        return " and ".join(f"{mib} MiB used {by}" for mib, by in parts if mib)
 
     def holds(self, share: Share) -> bool:
         """Whether this share fits here: `refusal` without the words for amounts that are short."""
@@ -132,7 +180,7 @@ class CardLedger:
 
     def _has_room(self, gpu: Gpu, share: Share) -> bool:
         return (
-            share.memory_mib <= gpu.memory_mib - self.memory_mib
+            share.memory_mib <= self.free_mib
             and share.compute <= WHOLE - self.compute
             and share.clients <= gpu.mps_clients - self.clients
         )
@@ -140,13 +188,13 @@ class CardLedger:
     def figures(self) -> CardFigures:
         if self.gpu is None or self.fault() is not None:
             return CardFigures(self.kind, UNUSABLE, UNUSABLE, UNUSABLE, 0, self.pods)
-        if not self.pods:
+        if self.untouched:
             return CardFigures(self.kind, self.gpu.memory_mib, WHOLE, self.gpu.mps_clients, WHOLE, 0)
         if self.exclusive:
             return CardFigures(self.kind, 0, 0, 0, 0, self.pods)
         if self.unsized and self.unsized < self.pods:  # somebody else put them together
             return CardFigures(self.kind, UNUSABLE, UNUSABLE, UNUSABLE, 0, self.pods)
-        memory = self.gpu.memory_mib - self.memory_mib
+        memory = self.free_mib
         compute = WHOLE - self.compute
         clients = self.gpu.mps_clients - self.clients
         share = min(compute, WHOLE - 1)
@@ -180,6 +228,12 @@ class Ledger:
 
     def __init__(self) -> None:
         self.columns = Columns()
+        #: What was measured, for the policies that weigh it; None until something was.
+        self.load: LoadColumns | None = None
+        #: The last digest of each node, whether or not the node is there, and how much of it is let pass.
+        self._loads: dict[str, tuple[LoadDigest, int]] = {}
+        #: The nodes with cards that are used beyond what is booked.
+        self.lowered: set[str] = set()
         self._nodes: dict[str, NodeLedger] = {}
         self._rows: list[NodeLedger] = []
         self._bookings: dict[str, Booking] = {}
@@ -251,7 +305,7 @@ class Ledger:
             return
         node.inventory = inventory
         for card in node.cards.values():
-            card.gpu, card.slot = None, UNUSABLE
+            card.leave_node()
         node.slots = []
         for slot, gpu in enumerate(sorted(inventory.gpus, key=lambda gpu: (gpu.index, gpu.uuid))):
             card = node.cards.setdefault(gpu.uuid, CardLedger())
@@ -259,6 +313,7 @@ class Ledger:
             card.kind = self.columns.kind_id(CardKind(gpu.model, gpu.memory_mib, gpu.mps_clients))
             node.slots.append(card)
         self._sweep(node)
+        self._take_measures(node)
         self._write_node(node)
 
     def remove_node(self, name: str) -> None:
@@ -269,10 +324,57 @@ class Ledger:
         node.inventory = None
         node.slots = []
         for card in node.cards.values():
-            card.gpu, card.slot = None, UNUSABLE
+            card.leave_node()
         self._sweep(node)
+        self._take_measures(node)
         self._write_node(node)
         self._forget(node)
+
+    # Live load
+
+    def measure(self, name: str, digest: LoadDigest | None, *, tolerated_mib: int = 0) -> bool:
+        """What was measured of a node; None when it is not known any more. True when a card has more free than before.
+
+        Of each card up to `tolerated_mib` may be used beyond what is booked without any effect.
+        """
+        if digest is None:
+            if self._loads.pop(name, None) is None:
+                return False
+        else:
+            self._loads[name] = digest, tolerated_mib
+        node = self._nodes.get(name)
+        if node is None or node.inventory is None:
+            return False
+        before = [card.beyond_mib for card in node.slots]
+        self._take_measures(node)
+        changes = [card.beyond_mib - beyond for card, beyond in zip(node.slots, before, strict=True)]
+        if any(changes):
+            for card, change in zip(node.slots, changes, strict=True):
+                if change:
+                    self.columns.write_card(node.row, card.slot, card.figures())
+            node.whole = sum(card.untouched and card.fault() is None for card in node.slots)
+            self._write_free(node)
+        return min(changes, default=0) < 0
+
+    def measured(self, name: str) -> LoadDigest | None:
+        """What was measured of a node, as far as it counts."""
+        known = self._loads.get(name)
+        return None if known is None else known[0]
+
+    def _take_measures(self, node: NodeLedger) -> None:
+        if self.load is None:
+            if not self._loads:
+                return
+            self.load = LoadColumns()
+        digest, tolerated = self._loads.get(node.name, (None, 0))
+        loads = [None if digest is None else digest.cards.get(card.inventory.uuid) for card in node.slots]
+        for card, load in zip(node.slots, loads, strict=True):
+            card.measure(load, tolerated_mib=tolerated)
+        self.load.write(node.row, digest, loads)
+        if any(card.beyond_mib for card in node.slots):
+            self.lowered.add(node.name)
+        else:
+            self.lowered.discard(node.name)
 
     # Bookings
 
@@ -370,7 +472,7 @@ class Ledger:
             card = node.cards.get(uuid)
             if card is None:
                 card = node.cards[uuid] = CardLedger()
-            before = card.slot >= 0 and card.pods == 0 and card.fault() is None
+            before = card.slot >= 0 and card.untouched and card.fault() is None
             card.add(share, sign)
             if card.slot >= 0:
                 figures = card.figures()

@@ -40,6 +40,8 @@ class Policy:
     filters: tuple[NodeFilter, ...] = FILTERS
     #: The policy looks at what is in demand; the others do without.
     learns: bool = False
+    #: The policy weighs measured load: nodes are looked at again when it has changed.
+    measures: bool = False
     #: Take the best node (0), or the second best (1) where there is one.
     rank: int = 0
     #: Any node that fits will do.
@@ -53,6 +55,7 @@ def keti_policy(settings: KetiPolicy = DEFAULT_POLICY) -> Policy:
         "keti",
         scores,
         ((-1.0 if settings.least_score_node else 1.0, scores),),
+        measures=True,
         rank=1 if settings.avoid_best_node else 0,
     )
 

@@ -1,4 +1,7 @@
-"""Would a class of pods fit on a node if some of the pods there were gone? Asked for victims of preemption."""
+"""Would a class of pods fit on a node if some of the pods there were gone? Asked for victims of preemption.
+
+Or if nothing were used beyond what is booked? Asked by who explains why a pod waits.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from shoal.placement.trial import NodeFilter
 
 class FitsWithout:
     """Answers for one class under the filters of its policy, by the exact amounts.
+
+    Memory that is used beyond bookings stays used: nobody can tell that it would go with a pod.
 
     The ledger stays as it is: a copy of the node last asked about is kept, so that asking again with one pod more or
     less costs only that pod and the filters.
@@ -45,6 +50,14 @@ class FitsWithout:
             node = self._ledger.node(name)
             self._node = None if node is None or node.inventory is None else _copy(node)
         return self._node
+
+
+def fits_by_requests(node: NodeLedger, pod_class: PodClass, filters: Sequence[NodeFilter]) -> bool:
+    """Whether the class would fit on the node were nothing used beyond what is booked."""
+    node = _copy(node)
+    for card in node.slots:
+        card.beyond_mib = 0
+    return all(rule.fits(node, pod_class) for rule in filters)
 
 
 def _copy(node: NodeLedger) -> NodeLedger:

@@ -23,10 +23,11 @@ from shoal.kube.access.credentials import Access
 from shoal.kube.client import Client
 from shoal.kube.events import Recorder
 from shoal.kube.lease import Election
-from shoal.kube.reflector import Reflector
+from shoal.kube.reflector import Pace, Reflector
 from shoal.kube.resources import (
     CLAIMS,
     CONFIG_MAPS,
+    LEASES,
     NAMESPACES,
     NODES,
     POD_DISRUPTION_BUDGETS,
@@ -34,7 +35,8 @@ from shoal.kube.resources import (
     STORAGE_CLASSES,
     VOLUMES,
 )
-from shoal.model.contract import gpushare, keti
+from shoal.model.backoff import Backoff
+from shoal.model.contract import gpushare, keti, load
 from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
 from shoal.placement.policies import POLICIES
@@ -43,7 +45,7 @@ from shoal.scheduler.binder import Binder
 from shoal.scheduler.certificates import BundleSecret
 from shoal.scheduler.claims import Claims
 from shoal.scheduler.cluster_events import ClusterEvent
-from shoal.scheduler.config import SchedulerConfig
+from shoal.scheduler.config import LoadSource, SchedulerConfig
 from shoal.scheduler.context import SchedulingContext
 from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.extender.verbs import Verbs
@@ -51,8 +53,10 @@ from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.feasibility.tables import ClusterTables
 from shoal.scheduler.handover import Handover
 from shoal.scheduler.keti_policy import KetiPolicyWatch
+from shoal.scheduler.live_load.loads import LiveLoads
+from shoal.scheduler.live_load.servers import LoadPolling
 from shoal.scheduler.loop import Loop
-from shoal.scheduler.metrics import LedgerSource, Metrics, WatchSource
+from shoal.scheduler.metrics import LedgerSource, LoadLines, Metrics, WatchSource
 from shoal.scheduler.preemption import Clearing, DisruptionBudgets
 from shoal.scheduler.reporter import Reporter
 from shoal.scheduler.rivals import Rivals
@@ -66,6 +70,10 @@ COMPONENT: Final = "shoal-scheduler"
 _STAND_BACK_SECONDS: Final = 10.0
 #: How often pods are looked at whose cards become free by time.
 _SWEEP_SECONDS: Final = 5.0
+#: A start waits so long for the first digests at most; live load never keeps the scheduler from working.
+_LOAD_SECONDS: Final = 5.0
+#: Without collectors there may be nothing to read, and no right to: that is asked seldom.
+_LOAD_PACE: Final = Pace(backoff=Backoff(first=1.0, longest=300.0))
 #: Events that may wait for their turn: those of as many pods bound in a burst.
 EVENTS: Final = 10_000
 
@@ -168,8 +176,23 @@ class Scheduler:
             "storageclasses": Reflector(client, STORAGE_CLASSES, consumers=[self.state.on_storage_class]),
             "poddisruptionbudgets": disruption_budgets,
         }
+        self.loads = LiveLoads(
+            engine.ledger,
+            news=self._on_news,
+            ttl=config.live_load.ttl_seconds,
+            tolerated_mib=config.live_load.tolerated_mib,
+        )
+        #: Not among the others: nobody waits for it.
+        self._leases = Reflector(
+            client, LEASES, namespace=load.NAMESPACE, consumers=[self.loads.on_lease], pace=_LOAD_PACE
+        )
+        watches: dict[str, Reflector[Any]] = dict(self._reflectors)
+        if config.live_load.source is LoadSource.LEASE:
+            watches["leases"] = self._leases
         self.metrics.registry.add(LedgerSource(engine.ledger))
-        self.metrics.registry.add(WatchSource(self._reflectors))
+        self.metrics.registry.add(WatchSource(watches))
+        if config.live_load.source is not LoadSource.OFF:
+            self.metrics.registry.add(LoadLines(engine.ledger, self.loads))
 
     # Who may do what
 
@@ -220,6 +243,7 @@ class Scheduler:
             for reflector in self._reflectors.values():
                 await stack.enter_async_context(reflector)
                 await reflector.wait_synced()
+            await self._begin_live_load(stack)
             # What the first lists hold stays: the collector need not look at it again.
             gc.collect()
             gc.freeze()
@@ -234,11 +258,25 @@ class Scheduler:
             log.info("lets another replica lead: the node is cordoned")
             await asyncio.sleep(_STAND_BACK_SECONDS)
 
+    async def _begin_live_load(self, stack: contextlib.AsyncExitStack) -> None:
+        """Follow what is really used. Nothing waits for it for long: without it requests count alone."""
+        config = self.config.live_load
+        if config.source is LoadSource.LEASE:
+            await stack.enter_async_context(self._leases)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOAD_SECONDS):
+                    await self._leases.wait_synced()
+        elif config.source is not LoadSource.OFF:
+            polling = LoadPolling(config, self.state.engine.ledger, self.loads)
+            task = asyncio.create_task(polling.run(), name="live load")
+            stack.callback(task.cancel)
+
     async def _sweep(self) -> None:
         """Release cards that become free by time alone, until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self.state.sweep()
+            self.loads.expire()
 
     async def _tls(self) -> ServerTls | None:
         tls = self.config.tls

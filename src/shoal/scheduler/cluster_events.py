@@ -21,6 +21,8 @@ class ClusterEvent(Flag):
     VOLUMES = auto()
     POLICY = auto()
     GANG = auto()
+    #: Less of a card is used beyond what is booked.
+    LIVE_LOAD = auto()
     #: The pod itself changed. Every parked pod is woken by this.
     POD_CHANGED = auto()
 

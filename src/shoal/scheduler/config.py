@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Final
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from shoal.http.server import Bounds
 from shoal.model.contract import gpushare, keti, shoal
 from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.contract.load import TOLERATED_MIB, TTL_SECONDS
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.extender.filtering import OFFER_ALL
 
@@ -18,6 +20,8 @@ PORT_HEALTH: Final = 9401
 
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
+#: Label matchers of PromQL, joined by commas; no braces, so that nothing but matchers can be said.
+_MATCHERS: Final = r'^([a-zA-Z_][a-zA-Z0-9_]*(=|!=|=~|!~)"[^"\\\n{}]{0,256}"(,(?=[a-zA-Z_])|$)){0,16}$'
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 
 
@@ -78,6 +82,46 @@ class ElectionConfig(_Section, frozen=True, kw_only=True):
     name: _Name = shoal.NAME_SCHEDULER
 
 
+class LoadSource(StrEnum):
+    """Where live load comes from."""
+
+    #: The Lease of each node, written by its collector.
+    LEASE = "lease"
+    PROMETHEUS = "prometheus"
+    INFLUXDB = "influxdb"
+    #: What is requested counts alone.
+    OFF = "off"
+
+
+class LiveLoadConfig(_Section, frozen=True, kw_only=True):
+    """What is really used of the cards: where it is read, and for how long it counts."""
+
+    source: LoadSource = LoadSource.LEASE
+    #: A digest that has not changed for so long counts for nothing. Collectors write at least three times in it.
+    ttl_seconds: _Seconds = TTL_SECONDS
+    #: Memory of each card that may be used beyond what is booked without any effect: the driver's own, and MPS'.
+    tolerated_mib: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = TOLERATED_MIB
+    #: The server of the sources prometheus and influxdb, and how often it is asked.
+    url: Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s]+)?$", max_length=2048)] = ""
+    interval_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 15.0
+    timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=300)] = 5.0
+    #: A file with the certificate authority of the server, and one with the header Authorization as it is sent.
+    ca_file: str = ""
+    authorization_file: str = ""
+    #: Prometheus: which series count, as in a query. Series of other targets, which a tenant may have scraped, do not.
+    matchers: Annotated[str, msgspec.Meta(pattern=_MATCHERS)] = 'job="shoal-metrics"'
+    #: InfluxDB: the database with KETI's measurements.
+    database: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = keti.DATABASE
+
+    def __post_init__(self) -> None:
+        """Refuse a server without an address, and one that is asked less often than its answers count."""
+        if self.source in (LoadSource.PROMETHEUS, LoadSource.INFLUXDB):
+            if not self.url:
+                raise ValueError(f"source {self.source} needs url, such as http://prometheus.monitoring:9090")
+            if self.ttl_seconds <= self.interval_seconds:
+                raise ValueError(f"ttlSeconds must be more than intervalSeconds, which is {self.interval_seconds:g}")
+
+
 class SchedulerConfig(_Section, frozen=True, kw_only=True):
     """All settings."""
 
@@ -101,6 +145,7 @@ class SchedulerConfig(_Section, frozen=True, kw_only=True):
     #: Where KETI's policy ConfigMap counts, the first before the others. Who may write one there decides for all.
     policy_namespaces: tuple[_Name, ...] = (keti.NAMESPACE, gpushare.EXTENDER_NAMESPACE)
     election: ElectionConfig = ElectionConfig()
+    live_load: LiveLoadConfig = LiveLoadConfig()
     #: Asked about more nodes than this, the extender offers kube-scheduler the best alone, unless somebody prefers a
     #: node for other reasons than its cards. Beside another extender or score plugins of your own set it to a million.
     offer_all_up_to: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = OFFER_ALL

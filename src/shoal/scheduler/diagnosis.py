@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -29,6 +30,8 @@ from shoal.scheduler.feasibility.feasibility import Verdict
 #: Nodes that are described card by card, and cards of each.
 _CLOSEST: Final = 3
 _CARDS: Final = 8
+#: Nodes with memory used beyond requests that are looked at.
+_LOADED: Final = 64
 
 #: What may lift a refusal, by the filter that made it; anything may lift one that is not listed.
 _HELPS: Final[Mapping[str, ClusterEvent]] = {
@@ -43,7 +46,7 @@ _HELPS: Final[Mapping[str, ClusterEvent]] = {
     "VolumeBinding": ClusterEvent.VOLUMES | ClusterEvent.NODE_LABELS,
     "VolumeZone": ClusterEvent.VOLUMES | ClusterEvent.NODE_LABELS,
     "VolumeRestrictions": ClusterEvent.VOLUMES | ClusterEvent.PODS,
-    CARD_FIT: ClusterEvent.CARDS_FREED | ClusterEvent.NODE_RESOURCES,
+    CARD_FIT: ClusterEvent.CARDS_FREED | ClusterEvent.NODE_RESOURCES | ClusterEvent.LIVE_LOAD,
 }
 
 
@@ -89,7 +92,7 @@ def diagnose(engine: Engine, request: Request, verdict: Verdict) -> Diagnosis:
             short &= ~others
         _add(counts, shortage(pod_class), int(np.count_nonzero(short)))
         candidates &= ~bare
-        detail = detail or _closest(engine, pod_class, allowed & ~bare)
+        detail = _sentences(_by_load(engine, request, allowed), detail or _closest(engine, pod_class, allowed & ~bare))
     message = f"0/{total} nodes are available"
     if counts:
         message += ": " + ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
@@ -139,6 +142,17 @@ def _closest(engine: Engine, pod_class: PodClass, short: BoolArray) -> str:
     nodes = (engine.ledger.node_at(row) for row in best.tolist())
     told = [text for node in nodes if (text := node_refusal(engine, node, pod_class.request))]
     return "Closest: " + "; ".join(told) if told else ""
+
+
+def _by_load(engine: Engine, request: Request, allowed: BoolArray) -> str:
+    """How many nodes would take the pod were nothing used beyond what is booked."""
+    ledger = engine.ledger
+    nodes = (node for name in ledger.lowered if (node := ledger.node(name)) is not None and allowed[node.row])
+    found = engine.refused_by_load(request, islice(nodes, _LOADED))
+    if not found:
+        return ""
+    count = "1 of them has" if len(found) == 1 else f"{len(found)} of them have"
+    return f"{count} room by requests: memory there is used by nobody's pod, or beyond requests"
 
 
 def node_refusal(engine: Engine, node: NodeLedger, request: Request) -> str:

@@ -25,6 +25,10 @@ class WireError(SchedulerError):
     """A request to the extender that cannot be read, in words for kube-scheduler's log."""
 
 
+class LoadSourceError(SchedulerError):
+    """A server of live load cannot be read, or answers what it should not."""
+
+
 class ConfigurationError(SchedulerError):
     """A version or address that no configuration of kube-scheduler can be written for."""
 

@@ -6,7 +6,7 @@ the watches. One `Metrics` is shared by the loop and the extender; nothing is gl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -69,6 +69,27 @@ class LedgerSource:
                 for card in cards:
                     if (gpu := card.gpu) is not None:
                         yield f'{figure.name}{labels}{gpu.index}"}} {figure.of(card)}'
+
+
+class LoadLines:
+    """What is known of the nodes' load, and the cards of which it lowers what is free."""
+
+    def __init__(self, ledger: Ledger, loads: Sized) -> None:
+        self._ledger = ledger
+        self._loads = loads
+
+    def lines(self) -> Iterator[str]:
+        name = "shoal_scheduler_live_load_nodes"
+        yield from head(name, "Nodes whose measured load counts; of the others requests alone do.", "gauge")
+        yield sample(name, {}, len(self._loads))
+        name = "shoal_scheduler_card_memory_beyond_requests_bytes"
+        yield from head(
+            name, "Memory of a card used by nobody's pod or beyond requests, where it lowers what is free.", "gauge"
+        )
+        for node in list(self._ledger.nodes()):
+            for card in node.slots:
+                if card.gpu is not None and card.beyond_mib:
+                    yield sample(name, {"node": node.name, "card": str(card.gpu.index)}, card.beyond_mib * _MEBIBYTE)
 
 
 class Watched(Protocol):

@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import json
 import secrets
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -67,10 +68,12 @@ class Tokens:
             "status": {"token": self._signed(claims), "expirationTimestamp": timestamp(ends)},
         }
 
-    def user(self, token: str) -> User | None:
-        """Whose token it is; None if it is none, or no longer."""
+    def user(self, token: str, audiences: Sequence[str] = (ISSUER,)) -> User | None:
+        """Whose token it is; None if it is none, no longer, or for none of these audiences."""
         claims = self._claims(token)
-        if claims is None or claims["exp"] <= self._registry.clock().timestamp() or ISSUER not in claims["aud"]:
+        if claims is None or claims["exp"] <= self._registry.clock().timestamp():
+            return None
+        if not self.audiences(token, audiences):
             return None
         account = account_of(claims["sub"])
         private = claims["kubernetes.io"]
@@ -86,6 +89,11 @@ class Tokens:
             extra["authentication.kubernetes.io/node-name"] = [node["name"]]
         groups = (*groups_of(claims["sub"]), AUTHENTICATED)
         return User(claims["sub"], groups, private["serviceaccount"]["uid"], extra)
+
+    def audiences(self, token: str, wanted: Sequence[str]) -> list[str]:
+        """Those of the audiences that a token is for."""
+        claims = self._claims(token)
+        return [] if claims is None else [one for one in wanted if one in claims["aud"]]
 
     def _is_same(self, resource: tuple[str, str], key: tuple[str, str], uid: str) -> bool:
         found = self._registry.store.get(resource, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Final
 
 from aiohttp import web
@@ -64,11 +65,16 @@ def _rules(store: ObjectStore, user: User, spec: Object) -> dict[str, Any]:
 
 
 def _token(gate: Gate, spec: Object) -> dict[str, Any]:
-    try:
-        user = gate.user(f"Bearer {spec.get('token') or ''}")
-    except ApiStatus:
+    token, wanted = str(spec.get("token") or ""), [str(one) for one in spec.get("audiences") or [ISSUER]]
+    # Tokens of service accounts have audiences of their own; others are for this server.
+    audiences = gate.tokens.audiences(token, wanted)
+    found = gate.tokens.user(token, wanted)
+    if found is None and ISSUER in wanted:
+        with contextlib.suppress(ApiStatus):
+            found, audiences = gate.user(f"Bearer {token}"), [ISSUER]
+    if found is None:
         return {"user": {}, "error": "invalid bearer token"}
-    return {"authenticated": True, "user": user.info(), "audiences": [ISSUER]}
+    return {"authenticated": True, "user": found.info(), "audiences": audiences}
 
 
 async def _answered(request: web.Request, status: Any) -> web.Response:

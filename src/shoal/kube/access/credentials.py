@@ -154,5 +154,5 @@ class Access:
     proxy: str = field(default="", repr=False)
     #: The namespace used where none is named.
     namespace: str = "default"
-    #: Headers that go with every request, for impersonation.
-    headers: tuple[tuple[str, str], ...] = ()
+    #: Headers that go with every request, for impersonation, or a token for whoever is behind the server.
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)

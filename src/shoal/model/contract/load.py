@@ -29,6 +29,10 @@ POLICY_LOAD: Final = "shoal-metrics-own-lease"
 MAX_CARDS: Final = 256
 MAX_LENGTH: Final = 64 * 1024
 VERSION: Final = 1
+#: A digest that has not changed for so long counts for nothing.
+TTL_SECONDS: Final = 180.0
+#: What driver and MPS daemon themselves take of a card, and no pod is to blame for.
+TOLERATED_MIB: Final = 256
 
 _Uuid = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._:/-]{0,299}\Z")]
 _Mebibytes = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
