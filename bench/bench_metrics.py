@@ -33,9 +33,9 @@ def machine(folder: Path) -> Path:
     shim = Shim(build(folder), Path(tempfile.mkdtemp(dir=folder)))
     descriptions = parse_cards(CARDS)
     truth = SimulatedNvml(descriptions, clock=time.monotonic)
-    for card, uuid in enumerate(truth.uuids()):
+    for place, uuid in enumerate(truth.uuids()):
         for number in range(PROCESSES):
-            truth.add_process(uuid, 1000 + PROCESSES * card + number, 100 * MEBIBYTE, 3)
+            truth.add_process(uuid, 1000 + PROCESSES * place + number, 100 * MEBIBYTE, 3)
     cards = []
     for card, description in zip(truth.survey().cards, descriptions, strict=True):
         traffic = truth.pcie_traffic(card.uuid)
