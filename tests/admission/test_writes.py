@@ -602,7 +602,9 @@ def test_writes(line: Line, guarded: Guarded, room: str) -> None:
         )
         guarded.must("POST", events, foreign)
         guarded.must("POST", events, event("own", room, about))
-    if path == f"{LEASES}/{NODE}":
+    if path == NEW_LEASE:
+        guarded.ask("admin", "DELETE", f"{LEASES}/{NODE}")
+    elif path == f"{LEASES}/{NODE}":
         guarded.ask("admin", "POST", LEASES, lease(NODE))
     before = None if method == "POST" else guarded.must("GET", path)
     answer = guarded.ask(who, method, path, body)
