@@ -58,6 +58,11 @@ def test_parts_read_later_may_be_more() -> None:
     assert (use.used_bytes, use.unattributed_bytes) == (3 * GIB, GIB)
 
 
+def test_a_process_that_an_account_has_is_not_counted_twice() -> None:
+    use = attribute(2 * GIB, [Process(1, 2 * GIB, 1)], {}, {A: 2 * GIB})
+    assert (use.used_bytes, use.unattributed_bytes) == (2 * GIB, 0)
+
+
 refs = st.builds(ContainerRef, st.sampled_from(["u1", "u2", "u3"]), st.sampled_from(["c1", "c2"]))
 amounts = st.none() | st.integers(0, 80 * GIB)
 running = st.lists(

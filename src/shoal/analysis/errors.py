@@ -19,3 +19,7 @@ class WorkloadFileError(AnalysisError):
 
 class NodeMissingError(KubeError):
     """A node that was named is not there."""
+
+
+class NotMeasuredError(AnalysisError):
+    """Nothing can be known of what is used; the message says what to switch on, or which right is missing."""

@@ -19,6 +19,7 @@ from shoal.cli.output import saying
 from shoal.model.contract.gpushare import MemoryUnit
 
 if TYPE_CHECKING:
+    from shoal.analysis.collectors import Collectors
     from shoal.analysis.inspect.watch import ClusterWatch
     from shoal.analysis.snapshot import ClusterSnapshot
     from shoal.kube.access.credentials import Access
@@ -93,6 +94,42 @@ def counted_in_unit(command: Command) -> Command:
         return command(*args, unit=None if memory_unit is None else MemoryUnit(memory_unit), **given)
 
     return with_unit  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorChoice:
+    """With whose rights collectors are asked, and by which way."""
+
+    account: str = ""
+    way: str = "auto"
+
+    def collectors(self, client: Client, *, deadline: float | None = None) -> Collectors:
+        """The collectors of a cluster."""
+        from shoal.analysis.collectors import DEADLINE, Collectors, WayIn
+
+        return Collectors(client, account=self.account, way=WayIn(self.way), deadline=deadline or DEADLINE)
+
+
+def measuring(command: Command) -> Command:
+    """The options `--metrics-account` and `--metrics-way`; the command gets a `choice`."""
+
+    @click.option(
+        "--metrics-account",
+        default="",
+        metavar="NAMESPACE/NAME",
+        help="The ServiceAccount whose token collectors are shown; else kube-system/shoal-metrics-viewer.",
+    )
+    @click.option(
+        "--metrics-way",
+        type=click.Choice(["auto", "direct", "proxy"]),
+        default="auto",
+        help="Ask collectors directly or through the API server; else as your rights allow.",
+    )
+    @functools.wraps(command)
+    def with_choice(*args: Any, metrics_account: str, metrics_way: str, **given: Any) -> Any:
+        return command(*args, choice=CollectorChoice(metrics_account, metrics_way), **given)
+
+    return with_choice  # type: ignore[return-value]
 
 
 def ask(

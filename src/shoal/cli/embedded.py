@@ -1,5 +1,5 @@
 """The embedded cluster with everything that runs on it, in one process: API server, controllers, simulated nodes with
-an agent each, the scheduler. `shoal up` and `shoal demo` are two ways to use it.
+an agent and a collector each, the scheduler. `shoal up` and `shoal demo` are two ways to use it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ from shoal.kube.access.credentials import Access
 from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.client import Client
 from shoal.kubelet.host_paths import HostPaths
+from shoal.metrics import app as metrics
+from shoal.metrics.config import MetricsConfig
+from shoal.metrics.processes import ContainerRef, container_in
+from shoal.metrics.snapshot import LatestSnapshot
 from shoal.model.contract import keti, kubernetes, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.scheduler import app as scheduler
@@ -35,6 +39,8 @@ from shoal.scheduler.config import ElectionConfig, SchedulerConfig
 
 #: On one machine nobody but its users should reach the cluster.
 _LOOPBACK: Final = "127.0.0.1"
+#: Collectors run on clusters of so many nodes unless asked for: each has threads of its own.
+MOST_COLLECTORS: Final = 32
 #: As many agents start at once.
 _STARTING: Final = 8
 _START_SECONDS: Final = 10.0
@@ -53,6 +59,10 @@ class EmbeddedPlan:
     policy: str = "fragmentation"
     name: str = ""
     port: int = 0
+    #: Whether each node has a collector.
+    metrics: bool = False
+    #: How often they read the cards.
+    metrics_seconds: float = 5.0
 
 
 class EmbeddedCluster:
@@ -63,6 +73,8 @@ class EmbeddedCluster:
         self._directory = directory
         self.api = EmbeddedApi(directory / "api", plan.port, admission=plan.unit)
         self.nodes = Nodes(self.api, plan.nodes, directory / "nodes")
+        #: By node, what its collector last saw.
+        self.measured: dict[str, LatestSnapshot] = {}
         self._group = asyncio.TaskGroup()
         self._tasks: list[asyncio.Task[None]] = []
         self._gc_threshold = gc.get_threshold()
@@ -145,6 +157,8 @@ class EmbeddedCluster:
                 await starting.acquire()
                 self._start(f"agent of {kubelet.name}", self._agent(kubelet.host, access))
                 self._start(f"start of {kubelet.name}", settle(kubelet.host.spec))
+                if self.plan.metrics:
+                    self._start(f"collector of {kubelet.name}", self._collector(kubelet.host, access))
 
     def _scheduler(self, config: SchedulerConfig, access: Access) -> Coroutine[None, None, None]:
         return scheduler.run(config, access, identity="embedded")
@@ -163,8 +177,35 @@ class EmbeddedCluster:
             ),
         )
 
+    def _collector(self, host: Host, access: Access) -> Coroutine[None, None, None]:
+        latest = self.measured[host.spec.name] = LatestSnapshot()
+        config = MetricsConfig(
+            node_name=host.spec.name, memory_unit=self.plan.unit, interval_seconds=self.plan.metrics_seconds
+        )
+        containers = SimulatedContainers(host)
+        return metrics.run(config, access, lambda: host.nvml, owners=containers, folders=containers, latest=latest)
+
     def _start(self, name: str, part: Coroutine[None, None, None]) -> None:
         self._tasks.append(self._group.create_task(part, name=name))
+
+
+class SimulatedContainers:
+    """The containers of the programs on a simulated node: no `/proc` and no cgroups have them."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def owner(self, pid: int) -> ContainerRef | None:
+        """The container of a program."""
+        return container_in(self._host.programs.cgroups.get(pid, ""))
+
+    def begin(self) -> None:
+        """Nothing has to be looked for."""
+
+    def folder(self, container: ContainerRef) -> str | None:
+        """The cgroup of a container with a program."""
+        paths = tuple(self._host.programs.cgroups.copy().values())
+        return next((path for path in paths if container_in(path) == container), None)
 
 
 def _offers(node: Object | None, cards: int) -> bool:

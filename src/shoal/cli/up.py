@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 @click.option("--clusters", type=click.IntRange(1, 16), default=1, show_default=True, help="How many such clusters.")
 @settings.memory_unit(MemoryUnit.GIB.value)
 @click.option("--policy", default="fragmentation", show_default=True, help="How nodes and cards are chosen.")
+@click.option(
+    "--metrics/--no-metrics", default=None, help="Run a collector on each node; up to 32 nodes they run unless told."
+)
 @click.option("--directory", type=click.Path(path_type=Path), metavar="DIR", help="Where the kubeconfigs go.")
 @click.option("--verbose", is_flag=True, help="Say what happens inside.")
 def up(
@@ -44,13 +47,14 @@ def up(
     clusters: int,
     memory_unit: str,
     policy: str,
+    metrics: bool | None,
     directory: Path | None,
     verbose: bool,
 ) -> None:
     """Start a cluster with simulated GPUs in this process, for trying Shoal without Kubernetes and without a GPU.
 
-    The API server, the controllers, the scheduler and the agents are real; kubelet, containers and cards are
-    simulated. Everything is in memory and on 127.0.0.1, and gone when the command ends.
+    The API server, the controllers, the scheduler, the agents and the collectors are real; kubelet, containers and
+    cards are simulated. Everything is in memory and on 127.0.0.1, and gone when the command ends.
 
     \b
     shoal up
@@ -58,7 +62,7 @@ def up(
     shoal up --cluster-file cluster.yaml
     """
     quiet_grpc()
-    from shoal.cli.embedded import EmbeddedPlan
+    from shoal.cli.embedded import MOST_COLLECTORS, EmbeddedPlan
     from shoal.embedded.nodes.cluster import few, read_file
     from shoal.embedded.nodes.errors import ClusterError, NodesError
     from shoal.embedded.policies.cel import CelError
@@ -75,7 +79,8 @@ def up(
     except (ClusterError, PolicyError) as error:
         raise click.ClickException(str(error)) from error
     names = [""] if clusters == 1 else [f"cluster{number}" for number in range(1, clusters + 1)]
-    plans = [EmbeddedPlan(specs, MemoryUnit(memory_unit), policy, name) for name in names]
+    collectors = len(specs) * clusters <= MOST_COLLECTORS if metrics is None else metrics
+    plans = [EmbeddedPlan(specs, MemoryUnit(memory_unit), policy, name, metrics=collectors) for name in names]
     with contextlib.ExitStack() as stack:
         if directory is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))

@@ -14,34 +14,43 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from shoal.gpu.protocol import Card
 from shoal.kube.access.credentials import Access
 from shoal.kube.client import Client
 from shoal.kube.events import Recorder
+from shoal.metrics import overuse
+from shoal.metrics.cgroups import ContainerFolders, HostCgroups
 from shoal.metrics.collector import CardReader, Collector, OpenNvml
 from shoal.metrics.config import MetricsConfig
+from shoal.metrics.exporter.server import Exporter
 from shoal.metrics.history_points import HistoryKeeper
 from shoal.metrics.history_server import HistoryServer
-from shoal.metrics.node_pods import NodeContainers
+from shoal.metrics.influx_writer import InfluxWriter
+from shoal.metrics.node_pods import KnownPod, NodeContainers
+from shoal.metrics.overuse import Overuse
 from shoal.metrics.processes import HostProcesses, ProcessOwners
 from shoal.metrics.snapshot import LatestSnapshot
 from shoal.metrics.supervision import supervised
 
 COMPONENT: Final = "shoal-metrics"
+REASON_OVERUSE: Final = "GPUOveruse"
+_EVENTS_A_SECOND: Final = 5.0
 
 #: What reads snapshots: its name for the log, and what to run.
 SnapshotReader = tuple[str, Callable[[LatestSnapshot], Awaitable[None]]]
 
 
 def snapshot_readers(config: MetricsConfig, client: Client) -> list[SnapshotReader]:
-    """All that read snapshots and are switched on. Each is built from its own settings.
-
-    A line a part: `("exporter", Exporter(config.exporter).run)`.
-    """
+    """All that read snapshots and are switched on. Each is built from its own settings."""
     readers: list[SnapshotReader] = []
+    if config.exporter is not None:
+        readers.append(("exporter", Exporter(config.exporter, client).run))
     if config.history is not None:
         readers.append(("history", HistoryKeeper(Path(config.history.folder)).run))
         if config.history.serve:
             readers.append(("history server", HistoryServer(config.history, client, config.node_name).run))
+    if config.influx is not None:
+        readers.append(("InfluxDB", InfluxWriter(config.influx).run))
     return readers
 
 
@@ -51,20 +60,39 @@ async def run(
     open_nvml: OpenNvml,
     *,
     owners: ProcessOwners | None = None,
+    folders: ContainerFolders | None = None,
     latest: LatestSnapshot | None = None,
 ) -> None:
     """Run the collector of one node until cancelled.
 
-    `owners` tells the containers of PIDs, the host's `/proc` unless given. `latest` shows the snapshots to others in
-    this process.
+    `owners` tells the containers of PIDs and `folders` their cgroups: the host's own unless given. `latest` shows the
+    snapshots to others in this process.
     """
     latest = latest or LatestSnapshot()
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(access))
-        await stack.enter_async_context(Recorder(client, COMPONENT, host=config.node_name))
+        events = Recorder(client, COMPONENT, host=config.node_name, per_second=_EVENTS_A_SECOND)
+        await stack.enter_async_context(events)
         pods = NodeContainers(client, config.node_name, unit=config.memory_unit)
-        reader = CardReader(open_nvml, owners or HostProcesses(Path(config.proc_root)))
-        collector = Collector(config.node_name, reader, pods, latest, interval=config.interval_seconds)
+        reader = CardReader(
+            open_nvml,
+            owners or HostProcesses(Path(config.proc_root)),
+            folders or HostCgroups(Path(config.cgroup_root)),
+        )
+        stack.callback(reader.close)
+
+        def tell(pod: KnownPod, found: Overuse, card: Card) -> None:
+            events.record(pod.about, "Warning", REASON_OVERUSE, overuse.words(found, card.index))
+
+        collector = Collector(
+            config.node_name,
+            reader,
+            pods,
+            latest,
+            interval=config.interval_seconds,
+            grace=config.overuse_grace_seconds,
+            told=tell,
+        )
         await stack.enter_async_context(pods.reflector)
         async with asyncio.TaskGroup() as group:
             group.create_task(supervised("collector", collector.run))

@@ -74,7 +74,9 @@ def attribute(
     known = sum(use.memory_bytes for use in uses if use.memory_bytes is not None)
     if used_bytes is None or any(use.memory_bytes is None for use in uses):
         return CardUse(used_bytes, None, tuple(uses))
-    used = max(used_bytes, known + sum(process.memory_bytes or 0 for process in foreign))
+    # A process whose container is not known may be in an account already.
+    apart = 0 if accounts else sum(process.memory_bytes or 0 for process in foreign)
+    used = max(used_bytes, known + apart)
     return CardUse(used, used - known, tuple(uses))
 
 

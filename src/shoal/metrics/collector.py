@@ -9,18 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shoal.gpu import inventory
-from shoal.gpu.errors import GpuError
-from shoal.gpu.protocol import Card, Driver, Nvml, Process, Sample, Survey
+from shoal.gpu.errors import GpuError, NoCgroupError
+from shoal.gpu.protocol import Card, CgroupMemory, Nvml, Process, Sample, Survey, limits_memory
 from shoal.metrics.attribution import CardUse, attribute
+from shoal.metrics.cgroups import ContainerFolders
 from shoal.metrics.node_pods import KnownPod, NodeContainers
+from shoal.metrics.overuse import Overuse, OveruseWatch
 from shoal.metrics.processes import ContainerRef, ProcessOwners, owners_of
+from shoal.metrics.sampler import HUNG, PATIENCE, Sampled, SampledCard, Sampler
 from shoal.metrics.snapshot import CardSnapshot, ContainerName, ContainerSnapshot, LatestSnapshot, Snapshot
 from shoal.model.gpu import NodeGpus
 
@@ -31,74 +36,108 @@ OpenNvml = Callable[[], Nvml]
 
 #: Each pause is by so much shorter at most: nodes do not read in step, and none is later than its interval.
 _JITTER: Final = 0.1
-#: The cards themselves are looked at again after so many intervals, or when one does not answer.
-_SURVEY_EVERY: Final = 12
+_PERCENT: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class CardReadings:
     """What was read in one interval, with the containers of the processes."""
 
-    driver: Driver | None = None
-    cards: tuple[tuple[Card, Sample | None], ...] = ()
+    sampled: Sampled = field(default_factory=Sampled)
     owners: Mapping[int, ContainerRef] = field(default_factory=dict)
     #: By card's UUID, what the driver has counted for containers' cgroups.
-    accounts: Mapping[str, Mapping[ContainerRef, int]] = field(default_factory=dict)
+    accounts: Mapping[str, Mapping[ContainerRef, CgroupMemory]] = field(default_factory=dict)
+    #: Readings that failed since the start, by what was asked.
+    failures: Mapping[str, int] = field(default_factory=dict)
 
 
 class CardReader:
-    """Asks the driver. Its methods block: call them in a thread, one at a time."""
+    """Asks the driver. `read` blocks: call it in a thread, one at a time."""
 
-    def __init__(self, open_driver: OpenNvml, owners: ProcessOwners) -> None:
+    def __init__(self, open_driver: OpenNvml, owners: ProcessOwners, folders: ContainerFolders) -> None:
         self._open = open_driver
         self._owners = owners
+        self._folders = folders
         self._nvml: Nvml | None = None
-        self._driver: Driver | None = None
-        self._survey = Survey()
-        self._surveyed = 0
-        #: Readings that failed, by what was asked.
-        self.failures: Counter[str] = Counter()
+        self._sampler: Sampler | None = None
+        self._failures: Counter[str] = Counter()
         self._told = ""
+        #: The accounts that are being asked for.
+        self._asking: Future[dict[str, dict[ContainerRef, CgroupMemory]]] | None = None
 
-    def read(self) -> CardReadings:
-        """All cards now."""
-        nvml = self._look()
-        if nvml is None:
-            return CardReadings()
-        cards = tuple((card, self._sample(nvml, card)) for card in self._survey.cards)
-        pids = {process.pid for _, sample in cards for process in processes_of(sample)}
-        return CardReadings(self._driver, cards, owners_of(pids, self._owners))
-
-    def _look(self) -> Nvml | None:
-        """The driver, if it answers, with its cards looked at now and then."""
+    def read(self, booked: Mapping[str, Collection[ContainerRef]]) -> CardReadings:
+        """All cards now. `booked` are, by UUID, the containers that have a part of a card."""
         try:
-            if self._nvml is None:
+            if self._nvml is None or self._sampler is None:
                 self._nvml = self._open()
-                self._driver = self._nvml.driver()
-                self._surveyed = 0
-            if self._surveyed % _SURVEY_EVERY == 0:
-                self._survey = self._nvml.survey()
-            self._surveyed += 1
+                self._sampler = Sampler(self._nvml)
+                self._told = ""
         except GpuError as error:
-            self.failures["survey"] += 1
+            self._failures["open"] += 1
             if str(error) != self._told:
                 self._told = str(error)
                 log.warning("no cards are read: %s", error)
-            self._surveyed = 0
-            return None
-        self._told = ""
-        return self._nvml
+            return CardReadings(failures=dict(self._failures))
+        sampled = self._sampler.sample()
+        processes = {one.card.uuid: processes_of(one.sample) for one in sampled.cards}
+        owners = owners_of({process.pid for some in processes.values() for process in some}, self._owners)
+        wanted = {
+            one.card.uuid: {*booked.get(one.card.uuid, ()), *_owning(processes[one.card.uuid], owners)}
+            for one in sampled.cards
+            if one.sample is not None and sampled.driver is not None and limits_memory(sampled.driver, one.card)
+        }
+        accounts = self._accounts_in_time(self._nvml, wanted)
+        return CardReadings(sampled, owners, accounts, self._failures + Counter(sampled.failures))
 
-    def _sample(self, nvml: Nvml, card: Card) -> Sample | None:
-        if card.lost and self._surveyed % _SURVEY_EVERY:
-            return None
+    def close(self) -> None:
+        """End what listens to the cards."""
+        if self._sampler is not None:
+            self._sampler.close()
+
+    def _accounts_in_time(
+        self, nvml: Nvml, wanted: Mapping[str, Collection[ContainerRef]]
+    ) -> dict[str, dict[ContainerRef, CgroupMemory]]:
+        """What the driver has counted for cgroups. One that hangs costs this, and no more than this."""
+        if not any(wanted.values()):
+            return {}
+        if self._asking is not None and not self._asking.done():
+            self._failures[HUNG] += 1
+            return {}
+        asking = self._asking = Future()
+        self._folders.begin()
+
+        def ask() -> None:
+            try:
+                asking.set_result({uuid: self._accounts(nvml, uuid, some) for uuid, some in wanted.items()})
+            except Exception as error:  # noqa: BLE001 - it is raised where the answer is taken
+                asking.set_exception(error)
+
+        threading.Thread(target=ask, name="gpu-accounts", daemon=True).start()
         try:
-            return nvml.sample(card.uuid)
-        except GpuError as error:
-            self.failures["sample"] += 1
-            self._surveyed = 0
-            log.info("card %d is not read: %s", card.index, error)
-            return None
+            return asking.result(PATIENCE)
+        except TimeoutError:
+            self._failures[HUNG] += 1
+            return {}
+
+    def _accounts(self, nvml: Nvml, uuid: str, containers: Iterable[ContainerRef]) -> dict[ContainerRef, CgroupMemory]:
+        found: dict[ContainerRef, CgroupMemory] = {}
+        for container in containers:
+            folder = self._folders.folder(container)
+            if folder is None:
+                continue
+            try:
+                found[container] = nvml.cgroup_memory(uuid, folder)
+            except NoCgroupError:
+                continue  # the container has ended meanwhile
+            except GpuError as error:
+                self._failures["cgroup_memory"] += 1
+                log.debug("the driver tells no account of a cgroup: %s", error)
+                break
+        return found
+
+
+def _owning(processes: Iterable[Process], owners: Mapping[int, ContainerRef]) -> set[ContainerRef]:
+    return {owners[process.pid] for process in processes if process.pid in owners}
 
 
 def processes_of(sample: Sample | None) -> tuple[Process, ...]:
@@ -121,10 +160,15 @@ class Collector:
         latest: LatestSnapshot,
         *,
         interval: float,
+        grace: float,
+        told: Callable[[KnownPod, Overuse, Card], None] = lambda pod, overuse, card: None,
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`told` is called when over-use has lasted for the `grace` time, once per episode."""
         self._node = node
+        self._told = told
+        self._overuse = OveruseWatch(grace=grace, longest_gap=2 * interval)
         self._reader = reader
         self._pods = pods
         self._latest = latest
@@ -144,9 +188,9 @@ class Collector:
 
     async def collect(self) -> Snapshot:
         """One interval: read, attribute, show."""
-        readings = await asyncio.to_thread(self._reader.read)
-        survey = Survey(tuple(card for card, _ in readings.cards))
-        if readings.cards:
+        readings = await asyncio.to_thread(self._reader.read, self._pods.on_cards())
+        survey = Survey(tuple(one.card for one in readings.sampled.cards))
+        if survey.cards:
             self._pods.move_to(NodeGpus(self._node, inventory.gpus(survey)))
         snapshot = self._snapshot(readings)
         self._latest.put(snapshot)
@@ -154,68 +198,126 @@ class Collector:
 
     def _snapshot(self, readings: CardReadings) -> Snapshot:
         self._number += 1
+        found = {ref: pod for ref in _refs(readings) if (pod := self._pods.find(ref)) is not None}
+        now = self._monotonic()
         return Snapshot(
             self._node,
             self._now(),
-            self._monotonic(),
+            now,
             self._interval,
             self._number,
-            readings.driver,
-            tuple(self._card(card, sample, readings) for card, sample in readings.cards),
-            failures=dict(self._reader.failures),
+            readings.sampled.driver,
+            tuple(self._card(one, readings, found, now) for one in readings.sampled.cards),
+            failures=readings.failures,
         )
 
-    def _card(self, card: Card, sample: Sample | None, readings: CardReadings) -> CardSnapshot:
+    def _card(
+        self, one: SampledCard, readings: CardReadings, found: Mapping[ContainerRef, NamedPod], now: float
+    ) -> CardSnapshot:
+        card, sample = one.card, one.sample
         used = None if sample is None else sample.memory_used_bytes
+        shown = CardSnapshot(
+            card,
+            sample,
+            used,
+            xids=one.xids,
+            recent_xids=one.recent_xids,
+            last_xid=one.last_xid,
+            recent_clock_events=one.recent_clock_events,
+        )
         if not self._pods.synced:  # nobody can say yet whose it is
-            return CardSnapshot(card, sample, used)
-        owners, found = self._known(readings.owners)
-        accounts = readings.accounts.get(card.uuid, {})
-        use = attribute(used, processes_of(sample), owners, accounts)
-        return CardSnapshot(
-            card, sample, use.used_bytes, use.unattributed_bytes, _containers(card, use, found, self._pods.pods())
+            return shown
+        # What the API server does not show is nobody's.
+        owners = {pid: ref for pid, ref in readings.owners.items() if ref in found}
+        accounts = {ref: account for ref, account in readings.accounts.get(card.uuid, {}).items() if ref in found}
+        use = attribute(used, processes_of(sample), owners, {ref: one.used_bytes for ref, one in accounts.items()})
+        limits = {ref: one.limit.hard_bytes for ref, one in accounts.items()}
+        containers = containers_on(
+            card, use, found, limits, _instances(sample, owners), self._pods.booked_on(card.uuid)
+        )
+        return replace(
+            shown,
+            used_bytes=use.used_bytes,
+            unattributed_bytes=use.unattributed_bytes,
+            containers=tuple(self._followed(card, pod, one, now) for pod, one in containers),
         )
 
-    def _known(
-        self, owners: Mapping[int, ContainerRef]
-    ) -> tuple[dict[int, ContainerRef], dict[ContainerRef, tuple[KnownPod, str]]]:
-        """The owners that the API server shows, and their names."""
-        refs = {ref: pod for ref in set(owners.values()) if (pod := self._pods.find(ref)) is not None}
-        return {pid: ref for pid, ref in owners.items() if ref in refs}, refs
+    def _followed(self, card: Card, pod: KnownPod, one: ContainerSnapshot, now: float) -> ContainerSnapshot:
+        seconds, due = self._overuse.look(now, one.name, card.uuid, requested=one.requested_bytes, used=one.used_bytes)
+        if due is not None:
+            self._told(pod, due, card)
+        return replace(one, overuse_seconds=seconds)
 
 
-def _containers(
-    card: Card, use: CardUse, found: Mapping[ContainerRef, tuple[KnownPod, str]], pods: Iterable[KnownPod]
-) -> tuple[ContainerSnapshot, ...]:
-    """Those that have a part of the card booked, or use one."""
-    made: dict[ContainerName, ContainerSnapshot] = {}
+#: A pod, and the name of one of its containers.
+NamedPod = tuple[KnownPod, str]
+
+
+def _refs(readings: CardReadings) -> set[ContainerRef]:
+    return {*readings.owners.values(), *(ref for accounts in readings.accounts.values() for ref in accounts)}
+
+
+def _instances(sample: Sample | None, owners: Mapping[int, ContainerRef]) -> dict[ContainerRef, str]:
+    """The MIG instance that each container uses. One with several is left out."""
+    used: dict[ContainerRef, set[str]] = {}
+    for instance in () if sample is None else sample.mig:
+        for process in instance.processes:
+            if process.pid in owners:
+                used.setdefault(owners[process.pid], set()).add(instance.uuid)
+    return {ref: next(iter(some)) for ref, some in used.items() if len(some) == 1}
+
+
+def containers_on(
+    card: Card,
+    use: CardUse,
+    found: Mapping[ContainerRef, NamedPod],
+    limits: Mapping[ContainerRef, int | None],
+    instances: Mapping[ContainerRef, str],
+    booked: Iterable[NamedPod],
+) -> list[tuple[KnownPod, ContainerSnapshot]]:
+    """Those that use a part of the card, or have one booked, by name. `limits` are those the driver has told."""
+    made: dict[ContainerName, tuple[KnownPod, ContainerSnapshot]] = {}
     for one in use.containers:
-        pod, name = found[one.container]
-        requested, limit = _booked(pod, name, card)
-        full = pod.container(name)
-        before = made.get(full)
-        memory = one.memory_bytes
-        if before is not None:  # two runs of one container, or two whose names are not told yet
-            memory = None if memory is None or before.used_bytes is None else memory + before.used_bytes
-        made[full] = ContainerSnapshot(
-            full,
+        pod, container = found[one.container]
+        name = _name(pod, container)
+        requested, limit = share_of(pod, container, card)
+        fresh = ContainerSnapshot(
+            name,
             requested,
-            limit,
-            memory,
-            one.utilisation if before is None else None,
+            limits.get(one.container, limit),
+            one.memory_bytes,
+            one.utilisation,
             one.source,
+            mig_uuid=instances.get(one.container, ""),
             container_id=one.container.container_id,
         )
-    for pod in pods:
-        for name, uuid in () if pod.over else pod.booked:
-            if uuid == card.uuid and pod.container(name) not in made:
-                made[pod.container(name)] = ContainerSnapshot(pod.container(name), *_booked(pod, name, card))
-    return tuple(made[name] for name in sorted(made))
+        # Two runs of a container, or two of which the API server does not tell the names yet.
+        made[name] = (pod, _joined(made[name][1], fresh) if name in made else fresh)
+    for pod, container in booked:
+        name = _name(pod, container)
+        if name not in made:
+            made[name] = (pod, ContainerSnapshot(name, *share_of(pod, container, card)))
+    return [made[name] for name in sorted(made)]
 
 
-def _booked(pod: KnownPod, container: str, card: Card) -> tuple[int | None, int | None]:
-    """What is booked for a container on a card, and what limits it."""
+def _name(pod: KnownPod, container: str) -> ContainerName:
+    return ContainerName(pod.namespace, pod.name, container, pod.uid)
+
+
+def _joined(one: ContainerSnapshot, other: ContainerSnapshot) -> ContainerSnapshot:
+    used = None if one.used_bytes is None or other.used_bytes is None else one.used_bytes + other.used_bytes
+    load = None if one.utilisation is None or other.utilisation is None else one.utilisation + other.utilisation
+    return replace(
+        one,
+        used_bytes=used,
+        utilisation=load if load is None or load <= _PERCENT else None,
+        mig_uuid=one.mig_uuid if one.mig_uuid == other.mig_uuid else "",
+    )
+
+
+def share_of(pod: KnownPod, container: str, card: Card) -> tuple[int | None, int | None]:
+    """What is booked for a container on a card, and what limits it; None where that is not known."""
     share = pod.booked.get((container, card.uuid))
     if share is None:
         return None if container in pod.unknown or not container else 0, None
-    return card.memory_bytes if share.whole else share.requested_bytes, share.limit_bytes
+    return card.memory_bytes or None if share.whole else share.requested_bytes, share.limit_bytes

@@ -137,7 +137,8 @@ class HistoryServer:
         self._reading = asyncio.Lock()
         self._namespaces_kept: frozenset[str] = frozenset()
         self._looked_at = float("-inf")
-        #: Whether others have been told where it answers.
+        #: Where it answers, and whether others have been told.
+        self.port = 0
         self.announced = False
 
     async def run(self, latest: LatestSnapshot) -> None:
@@ -146,8 +147,8 @@ class HistoryServer:
         settings = self._settings
         tls = _tls(settings)
         try:
-            async with serving(self._answer, settings.host, settings.port, self._bounds, tls.context) as port:
-                await self._tell(tls, port)
+            async with serving(self._answer, settings.host, settings.port, self._bounds, tls.context) as self.port:
+                await self._tell(tls, self.port)
         finally:
             self.announced = False
             await self._access.close()

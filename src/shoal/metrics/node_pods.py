@@ -18,7 +18,6 @@ from shoal.kube.reflector import Reflector
 from shoal.kube.resources import PODS
 from shoal.kube.store import Change
 from shoal.metrics.processes import ContainerRef
-from shoal.metrics.snapshot import ContainerName
 from shoal.model import quantity
 from shoal.model.allocation import CardShare
 from shoal.model.bound import allocation_of
@@ -69,10 +68,6 @@ class KnownPod:
     #: Containers of which it is not known what was booked: their record cannot be believed, or they have partitions or
     #: replicas, which are not booked by memory.
     unknown: frozenset[str] = frozenset()
-
-    def container(self, name: str) -> ContainerName:
-        """The full name of a container."""
-        return ContainerName(self.namespace, self.name, name, self.uid)
 
 
 def known_pod(pod: Pod, node: NodeGpus, unit: MemoryUnit) -> KnownPod:
@@ -149,7 +144,7 @@ class NodeContainers:
         #: By container ID, the UID of its pod.
         self._owners: dict[str, str] = {}
         self.reflector: Reflector[Pod] = Reflector(
-            client, PODS, fields=f"spec.nodeName={node}", consumers=[self._on_pod]
+            client, PODS, fields=f"spec.nodeName={node}", consumers=[self.on_pod]
         )
 
     @property
@@ -157,9 +152,25 @@ class NodeContainers:
         """Whether the pods were told at least once: before, no use can be told from nobody's."""
         return self.reflector.synced.is_set()
 
-    def pods(self) -> tuple[KnownPod, ...]:
-        """All pods, those that are over too."""
-        return tuple(self._pods.values())
+    def booked_on(self, uuid: str) -> list[tuple[KnownPod, str]]:
+        """The containers that have a part of a card booked, of pods that are not over."""
+        return [
+            (pod, container)
+            for pod in self._pods.values()
+            if not pod.over
+            for container, card in pod.booked
+            if card == uuid
+        ]
+
+    def on_cards(self) -> dict[str, list[ContainerRef]]:
+        """By card's UUID, the containers that have a part of it booked and have been created."""
+        found: dict[str, list[ContainerRef]] = {}
+        for pod in self._pods.values():
+            ids = {name: container for container, name in pod.containers.items()}
+            for name, uuid in () if pod.over else pod.booked:
+                if name in ids:
+                    found.setdefault(uuid, []).append(ContainerRef(pod.hash or pod.uid, ids[name]))
+        return found
 
     def move_to(self, node: NodeGpus) -> None:
         """The node's cards are others now: records are read again."""
@@ -180,7 +191,8 @@ class NodeContainers:
             pod = self._pods.get(ref.pod_uid)
         return None if pod is None else (pod, pod.containers.get(ref.container_id, ""))
 
-    def _on_pod(self, change: Change[Pod]) -> None:
+    def on_pod(self, change: Change[Pod]) -> None:
+        """The watch tells of a change."""
         if change.new is None:
             self._drop(change.object.metadata.uid)
         else:

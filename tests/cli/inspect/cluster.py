@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from click.testing import CliRunner, Result
 
 from shoal.cli.main import main
@@ -68,6 +69,24 @@ class Cluster:
             self.demand("DELETE", path, {"gracePeriodSeconds": 0})
         for node in self.demand("GET", "/api/v1/nodes")["items"]:
             self.demand("DELETE", f"/api/v1/nodes/{node['metadata']['name']}")
+        # No controller collects what belonged to the nodes.
+        leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
+        for lease in self.demand("GET", f"{leases}?labelSelector=shoal.dev/history")["items"]:
+            self.demand("DELETE", f"{leases}/{lease['metadata']['name']}")
+
+    def apply(self, path: Path) -> None:
+        """Make the objects of a manifest that are not there yet, and the namespaces they are in."""
+        for made in yaml.safe_load_all(path.read_text()):
+            group, _, version = made["apiVersion"].rpartition("/")
+            namespace = made["metadata"].get("namespace", "")
+            if namespace and namespace not in self._namespaces:
+                self.api.create_namespace(namespace)
+                self._namespaces.add(namespace)
+            root = f"/apis/{group}/{version}" if group else f"/api/{version}"
+            where = f"{root}/namespaces/{namespace}" if namespace else root
+            body, kind = json.dumps(made).encode(), {"Content-Type": "application/json"}
+            answer = self._connection.request("POST", f"{where}/{made['kind'].lower()}s", body, kind)
+            assert answer.status in (201, 409), answer
 
     def viewer(self) -> Path:
         """Somebody who may list and watch nodes and pods and do nothing else; for clusters that know rights."""

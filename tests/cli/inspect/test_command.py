@@ -157,13 +157,6 @@ def test_a_namespace_without_pods_is_told(cluster: Cluster) -> None:
     assert cluster.inspect("-d").stderr == ""
 
 
-def test_there_is_nothing_to_compare_use_with(cluster: Cluster) -> None:
-    result = cluster.inspect("--used")
-    assert result.exit_code == 1
-    assert result.stderr.startswith("Failed due to --used: nothing measures what pods use")
-    assert result.stdout == ""
-
-
 def test_details_have_no_other_form() -> None:
     result = CliRunner().invoke(main, ["inspect", "-d", "-o", "json"])
     assert result.exit_code == 2

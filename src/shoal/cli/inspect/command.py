@@ -8,7 +8,16 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.connection import ClusterConnection, across_namespaces, ask, connected, counted_in_unit, watching
+from shoal.cli.connection import (
+    ClusterConnection,
+    CollectorChoice,
+    across_namespaces,
+    ask,
+    connected,
+    counted_in_unit,
+    measuring,
+    watching,
+)
 from shoal.cli.output import emit, output
 
 if TYPE_CHECKING:
@@ -33,10 +42,11 @@ class FailedError(click.ClickException):
 @click.option("-d", "--details", is_flag=True, help="For each node, what every pod has of each card.")
 @click.option("-w", "--watch", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
 @click.option("--pending", is_flag=True, help="Say why pods have no card; on a terminal it is always said.")
-@click.option("--used", is_flag=True, help="Requested against really used memory; nothing measures it yet.")
+@click.option("--used", is_flag=True, help="What is really used, beside what was requested; needs collectors.")
 @counted_in_unit
 @across_namespaces
 @output("wide")
+@measuring
 @connected
 def inspect(
     nodes: tuple[str, ...],
@@ -47,6 +57,7 @@ def inspect(
     unit: MemoryUnit | None,
     namespace: str,
     form: str | None,
+    choice: CollectorChoice,
     connection: ClusterConnection,
 ) -> None:
     """Show what is allocated of each card, on all nodes or those named.
@@ -57,16 +68,17 @@ def inspect(
     kubectl inspect gpushare -d -n team   only the pods of one namespace
     kubectl inspect gpushare -o wide      UUID, model and health of each card too
     kubectl inspect gpushare -w           again whenever it changes
+    kubectl inspect gpushare --used -d    what nodes, cards and pods really use, beside what they requested
 
     A card is as full as the pods of all namespaces make it: -n chooses the pods that are named, not what is counted.
     """
     if details and form is not None:
         raise click.UsageError(f"-d is a table of its own: leave out -o {form}, which has the pods of each card too")
     if used:
-        raise FailedError(
-            "--used: nothing measures what pods use of their cards yet, so there is nothing to compare with: "
-            "leave out --used"
-        )
+        if watch or form == "wide":
+            raise click.UsageError("--used goes with -d and -o json|yaml; `shoal top` shows it live")
+        _used(connection, nodes, unit, choice, details=details, form=form, namespace=namespace)
+        return
     show = InspectForm(form, details=details, explained=pending or sys.stdout.isatty(), namespace=namespace)
     try:
         if watch:
@@ -132,6 +144,47 @@ def _once(connection: ClusterConnection, names: tuple[str, ...], unit: MemoryUni
         form.show(ask(connection, question, reading="nodes and pods"))
     finally:
         gc.enable()
+
+
+def _used(
+    connection: ClusterConnection,
+    names: tuple[str, ...],
+    unit: MemoryUnit | None,
+    choice: CollectorChoice,
+    *,
+    details: bool,
+    form: str | None,
+    namespace: str,
+) -> None:
+    from shoal.analysis.collectors import Measured
+    from shoal.analysis.errors import NotMeasuredError
+    from shoal.analysis.inspect.read import read_cluster
+    from shoal.analysis.inspect.use import of_namespace
+    from shoal.analysis.inspect.used import used_nodes
+
+    async def question(client: Client, _: str) -> tuple[ClusterUse, Measured]:
+        cluster = await read_cluster(client, names=names, unit=unit)
+        return cluster, await choice.collectors(client).snapshots([use.node.name for use in cluster.nodes])
+
+    try:
+        whole, measured = ask(connection, question, reading="what is used")
+    except NotMeasuredError as error:
+        raise FailedError(f"--used: {error}") from error
+    except click.ClickException as error:
+        raise FailedError(error.message) from error
+    cluster = of_namespace(whole, namespace)
+    nodes = used_nodes(cluster, measured)
+    if form is not None:
+        from shoal.analysis.inspect.used_document import used_document
+
+        emit(used_document(cluster, nodes), form)
+        return
+    from shoal.cli.inspect.tables import nobody
+    from shoal.cli.inspect.used_tables import silent, used_tables
+    from shoal.model.contract.gpushare import MemoryUnit
+
+    click.echo(used_tables(nodes, cluster.unit or MemoryUnit.GIB, pods=details), nl=False)
+    click.echo(silent(nodes) + nobody(cluster), nl=False, err=True)
 
 
 def _follow(connection: ClusterConnection, names: tuple[str, ...], unit: MemoryUnit | None, form: InspectForm) -> None:

@@ -58,6 +58,8 @@ class Programs:
         self._cards = cards
         self._programs: dict[str, _Program] = {}
         self._next_pid = 1000
+        #: By PID, the cgroup of each program that runs, as `/proc` would tell it.
+        self.cgroups: dict[int, str] = {}
 
     def begin(
         self, container_id: str, plan: Plan, env: Mapping[str, str], edits: ContainerEdits, cgroup: str, now: datetime
@@ -73,6 +75,7 @@ class Programs:
         mps = nvidia.ENV_MPS_PIPE_DIRECTORY in env
         program = _Program(self._next_pid, tuple(card.uuid for card in visible), plan, cgroup, mps, now)
         self._programs[container_id] = program
+        self.cgroups[program.pid] = cgroup
         failure = self._move(program, now)
         if failure:
             self.end(container_id)
@@ -99,6 +102,7 @@ class Programs:
         if program is not None:
             for uuid in program.cards:
                 self._cards.remove_process(uuid, program.pid)
+            del self.cgroups[program.pid]
 
     def keep_only(self, running: Iterable[str]) -> None:
         """End the programs of all containers but these."""
