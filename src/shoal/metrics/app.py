@@ -22,6 +22,7 @@ from shoal.metrics import overuse
 from shoal.metrics.cgroups import ContainerFolders, HostCgroups
 from shoal.metrics.collector import CardReader, Collector, OpenNvml
 from shoal.metrics.config import MetricsConfig
+from shoal.metrics.digest import DigestWriter
 from shoal.metrics.exporter.server import Exporter
 from shoal.metrics.history_points import HistoryKeeper
 from shoal.metrics.history_server import HistoryServer
@@ -49,6 +50,8 @@ def snapshot_readers(config: MetricsConfig, client: Client) -> list[SnapshotRead
         readers.append(("history", HistoryKeeper(Path(config.history.folder)).run))
         if config.history.serve:
             readers.append(("history server", HistoryServer(config.history, client, config.node_name).run))
+    if config.digest is not None:
+        readers.append(("live load", DigestWriter(config.digest, client, config.node_name).run))
     if config.influx is not None:
         readers.append(("InfluxDB", InfluxWriter(config.influx).run))
     return readers
