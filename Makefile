@@ -12,7 +12,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: chaos fuzz soak help demo test test-kube kube lint format proto bench bench-placement lock clean
+.PHONY: chaos fuzz soak help demo test test-kube kube image lint format proto bench bench-placement lock clean
 
 help: ## Show this list
 	@awk -F ': ## ' '/^[a-z-]+: ## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,9 +47,14 @@ soak: kube
 
 kube: ## Have the programs of a real Kubernetes in the cache (the first time: 15 minutes with Go)
 kube: .venv/.installed
-	@$(call debian-packages,runc containernetworking-plugins busybox-static iproute2 iptables openssl prometheus influxdb)
+	@$(call debian-packages,runc containernetworking-plugins busybox-static iproute2 iptables openssl prometheus influxdb mmdebstrap)
 	@$(PY) -m tests.testbed.binaries
 	@$(PY) -m tests.testbed.nvidia
+
+image: ## Build the OCI image of all services, build/image/*.oci.tar (ARGS="--arch arm64" for the other kind)
+image: .venv/.installed
+	@$(call debian-packages,mmdebstrap gcc libc6-dev)
+	@$(PY) -m deploy.image.build $(ARGS)
 
 lint: ## Check style, types and the direction of imports
 lint: .venv/.installed

@@ -22,6 +22,7 @@ from shoal.metrics import overuse
 from shoal.metrics.cgroups import ContainerFolders, HostCgroups
 from shoal.metrics.collector import CardReader, Collector, OpenNvml
 from shoal.metrics.config import MetricsConfig
+from shoal.metrics.digest import DigestWriter
 from shoal.metrics.exporter.server import Exporter, InfluxSource
 from shoal.metrics.history_points import HistoryKeeper
 from shoal.metrics.history_server import HistoryServer
@@ -56,6 +57,8 @@ def snapshot_readers(config: MetricsConfig, client: Client) -> list[SnapshotRead
         readers.append(("InfluxDB", influx.run))
     if config.keti is not None:
         readers.append(("KETI's gRPC", KetiCollector(config.keti).run))
+    if config.digest is not None:
+        readers.append(("live load", DigestWriter(config.digest, client, config.node_name).run))
     return readers
 
 

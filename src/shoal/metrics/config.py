@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from shoal.metrics.digest import DigestSettings
 from shoal.metrics.exporter.settings import ExporterSettings
 from shoal.metrics.history_server import HistorySettings
 from shoal.metrics.influx_writer import InfluxSettings
@@ -34,6 +35,8 @@ class MetricsConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     influx: InfluxSettings | None = None
     #: KETI's gRPC, which is plain text and asks nobody who he is: off unless it is there.
     keti: KetiGrpcSettings | None = None
+    #: The digest by which the scheduler knows what is used; none unless it is there. deploy/metrics has it.
+    digest: DigestSettings | None = None
     #: The port for Prometheus. `shoal metrics` has it also where the file says nothing of it.
     exporter: ExporterSettings | None = None
     # Each part has its settings here: `part: PartConfig = PartConfig()`.
