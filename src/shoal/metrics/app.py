@@ -25,6 +25,7 @@ from shoal.metrics.config import MetricsConfig
 from shoal.metrics.exporter.server import Exporter
 from shoal.metrics.history_points import HistoryKeeper
 from shoal.metrics.history_server import HistoryServer
+from shoal.metrics.influx_writer import InfluxWriter
 from shoal.metrics.node_pods import KnownPod, NodeContainers
 from shoal.metrics.overuse import Overuse
 from shoal.metrics.processes import HostProcesses, ProcessOwners
@@ -48,6 +49,8 @@ def snapshot_readers(config: MetricsConfig, client: Client) -> list[SnapshotRead
         readers.append(("history", HistoryKeeper(Path(config.history.folder)).run))
         if config.history.serve:
             readers.append(("history server", HistoryServer(config.history, client, config.node_name).run))
+    if config.influx is not None:
+        readers.append(("InfluxDB", InfluxWriter(config.influx).run))
     return readers
 
 
