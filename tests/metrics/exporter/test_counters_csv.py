@@ -20,7 +20,7 @@ from shoal.kube.resources import CONFIG_MAPS
 from shoal.metrics.exporter.counters_csv import SERVED, CounterConfigMap, CounterFile, CounterList, CounterSource, parse
 from shoal.metrics.exporter.errors import ExporterConfigError
 from shoal.metrics.exporter.fields import MetricKind
-from tests.metrics.exporter.until import until
+from tests.metrics.exporter.patience import until
 
 GOOD = """\
 # Format

@@ -26,9 +26,9 @@ from shoal.metrics.exporter.web_config import WebAccess, parse
 from shoal.metrics.influx import InfluxBuffer, InfluxPoint
 from shoal.metrics.snapshot import LatestSnapshot
 from shoal.observe.prometheus import CONTENT_TYPE, MetricSource
+from tests.metrics.exporter.patience import until
 from tests.metrics.exporter.snapshots import GIB, busy_node, card_snapshot, container_of, snapshot_of
 from tests.metrics.exporter.text_format import Family, read
-from tests.metrics.exporter.until import until
 
 #: "test", from Prometheus's own documentation, and "secret" at the lowest cost.
 TEST_HASH = "$2b$12$hNf2lSsxfm0.i4a.1kVpSOVyBCfIB51VRjgBUyv6kdnyTlgWj81Ay"
