@@ -176,3 +176,25 @@ def test_a_cause_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == 2
     assert (buffer.refused, buffer.written) == (51, 3)
     assert cause_of("a 'b' 12") == cause_of("a 'cc' 7")
+
+
+@pytest.mark.parametrize(
+    ("answer", "refused"),
+    [
+        ('{"error":"partial write: field type conflict: input field \\"a\\" is type string dropped=3"}', 3),
+        ('{"error":"partial write: unable to parse \'garbage\': missing fields dropped=0"}', 1),
+        ('{"error":"partial write: points beyond retention policy dropped=999"}', 10),
+        ("unable to parse", 10),
+    ],
+)
+def test_the_rest_of_a_partial_write_is_written(answer: str, refused: int) -> None:
+    buffer = InfluxBuffer()
+    buffer.count(InfluxVerdict.REFUSED, [b"x"] * 10, answer)
+    assert (buffer.refused, buffer.written) == (refused, 10 - refused)
+
+
+def test_what_a_server_says_forges_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        InfluxBuffer().count(InfluxVerdict.REFUSED, [b"x"], "bad\nERROR everything is lost\x1b[2J")
+    assert "\n" not in caplog.messages[0]
+    assert "\x1b" not in caplog.messages[0]

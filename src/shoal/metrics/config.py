@@ -6,7 +6,9 @@ from typing import Annotated
 
 import msgspec
 
+from shoal.metrics.exporter.settings import ExporterSettings
 from shoal.metrics.history_server import HistorySettings
+from shoal.metrics.influx_writer import InfluxSettings
 from shoal.model.contract.gpushare import MemoryUnit
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
@@ -27,4 +29,8 @@ class MetricsConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     overuse_grace_seconds: _Seconds = 60.0
     #: The ring on disk and its server; off unless it is there. deploy/metrics has it.
     history: HistorySettings | None = None
+    #: The InfluxDB that KETI's measurements are written to; none unless it is there.
+    influx: InfluxSettings | None = None
+    #: The port for Prometheus. `shoal metrics` has it also where the file says nothing of it.
+    exporter: ExporterSettings | None = None
     # Each part has its settings here: `part: PartConfig = PartConfig()`.

@@ -39,6 +39,7 @@ _LINE_ENDS: Final = re.compile(r"[\r\n]+")
 #: Backslashes that would take the sign behind them along. Servers differ in how they read two of them.
 _TAKES_ALONG: Final = re.compile(r"\\+(?=[,= ]|$)")
 _DIGITS: Final = re.compile(r"\d+")
+_DROPPED: Final = re.compile(r"partial write: .* dropped=(\d{1,9})\b")
 _QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 
 
@@ -159,17 +160,22 @@ class InfluxBuffer:
             self.dropped += 1
 
     def count(self, verdict: InfluxVerdict, lines: list[bytes], answer: str = "") -> None:
-        """A batch came to its end. Of a partial write the server does not say how much it took: all count as refused"""
-        if verdict is InfluxVerdict.DONE:
-            self.written += len(lines)
+        """A batch came to its end. Of a partial write those count as refused that the server says it dropped: it says
+        0 of a line that it cannot read, and names one cause of several, so they are at least so many."""
+        refused = 0 if verdict is InfluxVerdict.DONE else len(lines)
+        if refused and (dropped := _DROPPED.search(answer)):
+            refused = min(max(1, int(dropped[1])), refused)
+        self.written += len(lines) - refused
+        self.refused += refused
+        if not refused:
             return
-        self.refused += len(lines)
         cause = cause_of(answer)
         if cause not in self._told:
             if len(self._told) >= _CAUSES:
                 self._told.clear()
             self._told.add(cause)
-            log.warning("InfluxDB does not take %d points, told once: %s", len(lines), answer[:_LONGEST_CAUSE])
+            told = "".join(char if char.isprintable() else " " for char in answer[:_LONGEST_CAUSE])
+            log.warning("InfluxDB does not take %d of %d points, told once: %s", refused, len(lines), told)
 
 
 def cause_of(answer: str) -> str:
