@@ -30,6 +30,7 @@ from shoal.kube.client import Client
 from shoal.kubelet.host_paths import HostPaths
 from shoal.metrics import app as metrics
 from shoal.metrics.config import MetricsConfig
+from shoal.metrics.history_server import HistorySettings
 from shoal.metrics.processes import ContainerRef, container_in
 from shoal.metrics.snapshot import LatestSnapshot
 from shoal.model.contract import keti, kubernetes, shoal
@@ -180,7 +181,10 @@ class EmbeddedCluster:
     def _collector(self, host: Host, access: Access) -> Coroutine[None, None, None]:
         latest = self.measured[host.spec.name] = LatestSnapshot()
         config = MetricsConfig(
-            node_name=host.spec.name, memory_unit=self.plan.unit, interval_seconds=self.plan.metrics_seconds
+            node_name=host.spec.name,
+            memory_unit=self.plan.unit,
+            interval_seconds=self.plan.metrics_seconds,
+            history=HistorySettings(folder=str(host.folders.root / "history"), host=_LOOPBACK, port=0),
         )
         containers = SimulatedContainers(host)
         return metrics.run(config, access, lambda: host.nvml, owners=containers, folders=containers, latest=latest)

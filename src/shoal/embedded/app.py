@@ -89,11 +89,11 @@ class EmbeddedApi:
         return self.directory / "kubeconfig"
 
     def _install(self, obj: Object) -> None:
-        group, _, version = obj["apiVersion"].partition("/")
+        group, _, version = obj["apiVersion"].rpartition("/")
         plural = {"y": f"{obj['kind'][:-1]}ies"}.get(obj["kind"][-1], f"{obj['kind']}s").lower()
         kind = self.registry.catalogue.find(group, version, plural)
         assert kind is not None, f"{obj['kind']} is not among the kinds"
-        self.registry.create(kind, "", obj, manager="shoal")
+        self.registry.create(kind, obj["metadata"].get("namespace", ""), obj, manager="shoal")
 
     def _write_kubeconfig(self) -> None:
         content = {

@@ -139,12 +139,14 @@ def _uninvited(containers: Sequence[ContainerReading], namespace: str) -> Iterat
 
 
 def _pod(namespace: str, name: str, requested: int, containers: Sequence[ContainerReading]) -> PodOnCard:
+    """A pod with its containers together; those of which nothing runs on the card use nothing of it."""
+    running = [one for one in containers if one.source is not None]
     return PodOnCard(
         namespace,
         name,
         requested,
-        total(one.used_bytes for one in containers),
-        total(one.utilisation for one in containers),
+        total(one.used_bytes for one in running),
+        total(one.utilisation for one in running),
         tuple(containers),
     )
 

@@ -22,6 +22,8 @@ _KNOWN: Final = {"apiVersion", "kind", "resources", "nameSuffix", "patches"}
 _FOLDERS: Final = {MemoryUnit.GIB: "admission", MemoryUnit.MIB: "admission-mib"}
 #: What keeps an agent to its own node.
 _FENCE: Final = Path("agent") / "own-node.yaml"
+#: The rights of those who look.
+_VIEWER: Final = Path("rbac") / "viewer.yaml"
 
 
 class ManifestError(Exception):
@@ -29,12 +31,13 @@ class ManifestError(Exception):
 
 
 def shipped(unit: MemoryUnit) -> list[Object]:
-    """The policies for clusters that count memory in a unit, the fence of the agents, and the roles that go with them.
+    """The policies for clusters that count memory in a unit, the fence of the agents, the roles that go with them, and
+    those of viewers.
 
     Roles come first: who may write decisions must be known before anybody is asked.
     """
     folder = _deploy()
-    found = [*rendered(folder / _FOLDERS[unit]), *_documents(folder / _FENCE)]
+    found = [*rendered(folder / _FOLDERS[unit]), *_documents(folder / _FENCE), *_documents(folder / _VIEWER)]
     return sorted(found, key=lambda obj: (obj["kind"] != "ClusterRole", "Binding" in obj["kind"]))
 
 
