@@ -12,7 +12,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: chaos fuzz soak help demo test test-kube kube lint format proto bench bench-placement lock clean
+.PHONY: chaos fuzz soak help demo test test-kube kube image lint format proto bench bench-placement lock clean
 
 help: ## Show this list
 	@awk -F ': ## ' '/^[a-z-]+: ## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,9 +47,14 @@ soak: kube
 
 kube: ## Have the programs of a real Kubernetes in the cache (the first time: 15 minutes with Go)
 kube: .venv/.installed
-	@$(call debian-packages,runc containernetworking-plugins busybox-static iproute2 iptables openssl prometheus influxdb)
+	@$(call debian-packages,runc containernetworking-plugins busybox-static iproute2 iptables openssl prometheus influxdb mmdebstrap)
 	@$(PY) -m tests.testbed.binaries
 	@$(PY) -m tests.testbed.nvidia
+
+image: ## Build the OCI image of all services, build/image/*.oci.tar (ARGS="--arch arm64" for the other kind)
+image: .venv/.installed
+	@$(call debian-packages,mmdebstrap gcc libc6-dev)
+	@$(PY) -m deploy.image.build $(ARGS)
 
 lint: ## Check style, types and the direction of imports
 lint: .venv/.installed
@@ -63,9 +68,9 @@ format: .venv/.installed
 	.venv/bin/ruff check --fix-only
 	.venv/bin/ruff format
 
-proto: ## Generate the gRPC code of kubelet's API from src/shoal/kubelet/api/*.proto
+proto: ## Generate the gRPC code of kubelet's and KETI's APIs from the .proto files of src/shoal
 proto: .venv/.installed
-	@$(PY) -m grpc_tools.protoc -I src --python_out=src --grpc_python_out=src --pyi_out=src src/shoal/kubelet/api/*.proto
+	@$(PY) -m grpc_tools.protoc -I src --python_out=src --grpc_python_out=src --pyi_out=src src/shoal/*/api/*.proto
 
 BENCHES := $(patsubst bench/bench_%.py,bench-%,$(wildcard bench/bench_*.py))
 TRACES_FLAG := $(if $(wildcard $(TRACES)/.),--traces $(TRACES))

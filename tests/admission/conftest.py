@@ -6,7 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.admission.guarded import DEPLOY, FAR, NODE, SYSTEM, Guarded, binding, deployment, event, pod, refusals
+from tests.admission.guarded import (
+    DEPLOY,
+    FAR,
+    LEASES,
+    NODE,
+    SYSTEM,
+    Guarded,
+    binding,
+    deployment,
+    event,
+    lease,
+    pod,
+    refusals,
+)
 from tests.suites.connection import Connection
 from tests.suites.embedded import EmbeddedServer
 from tests.testbed.control_plane import own_control_plane
@@ -29,6 +42,7 @@ def _guarded_real(testbed_run: Run) -> Iterator[Guarded]:
         server = plane.api
         server.kubectl("apply", "--validate=strict", "-k", str(DEPLOY / "admission"))
         server.kubectl("apply", "--validate=strict", "-f", str(DEPLOY / "agent" / "own-node.yaml"))
+        server.kubectl("apply", "--validate=strict", "-f", str(DEPLOY / "metrics" / "own-lease.yaml"))
         guarded = Guarded(Connection(server.kubeconfig()), server.create_namespace, real=True)
         guarded.prepare()
         room = guarded.room()
@@ -44,6 +58,7 @@ def _guarded_real(testbed_run: Run) -> Iterator[Guarded]:
             ("tenant", "PATCH", where, label),
             ("shoal-agent", "PATCH", f"/api/v1/nodes/{NODE}", label),
             ("shoal-agent", "PATCH", f"{SYSTEM}/pods/agent", label),
+            ("far-metrics", "POST", LEASES, lease(NODE)),
             ("shoal-agent", "POST", f"{where}/events", event("probe", room, {"kind": "Secret", "namespace": room})),
         ):
             answer = lambda: guarded.ask(who, method, f"{path}?dryRun=All", body)  # noqa: E731, B023

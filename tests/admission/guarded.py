@@ -18,14 +18,19 @@ Object = dict[str, Any]
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 SYSTEM = "/api/v1/namespaces/kube-system"
+#: Where collectors tell what is used.
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/shoal-load/leases"
 #: What a tenant's administrator gets: everything, in one namespace.
 EVERYTHING = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
 #: Stands for kubelets and controllers, which may write to pods and know nothing of decisions.
 REPORTS = [
     {"apiGroups": [""], "resources": ["pods", "pods/status"], "verbs": ["create", "patch", "update"]},
 ]
+#: Stands for a controller with rights to all Leases.
+LEASE_RIGHTS = [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]}]
 _PLURALS = {
     "ServiceAccount": "serviceaccounts",
+    "Namespace": "namespaces",
     "Role": "roles",
     "RoleBinding": "rolebindings",
     "ClusterRole": "clusterroles",
@@ -37,7 +42,7 @@ FAR = "far-node"
 
 @dataclass
 class Guarded:
-    """The cluster. Its people: admin, tenant, reporter, shoal-scheduler, shoal-agent (of `NODE`)."""
+    """The cluster. Its people: admin, tenant, reporter, shoal-scheduler, shoal-agent and shoal-metrics (of `NODE`)."""
 
     connection: Connection
     new_namespace: Callable[[str], None]
@@ -68,11 +73,26 @@ class Guarded:
         self._grant("reporter", "kube-system", REPORTS)
         for name in (NODE, FAR):
             self.must("POST", "/api/v1/nodes", {"metadata": {"name": name}})
+        self._prepare_collectors()
         for account in ("shoal-scheduler", "reporter"):
             self.tokens[account] = self._token("kube-system", account)
         self.must("POST", f"{SYSTEM}/pods", pod("agent", nodeName=NODE, serviceAccountName="shoal-agent"))
         self.tokens["shoal-agent"] = self._token("kube-system", "shoal-agent", "agent")
         self.tokens["homeless"] = self._token("kube-system", "shoal-agent")
+
+    def _prepare_collectors(self) -> None:
+        """Live load's namespace and rights, a collector on each node, and one whose token tells no node."""
+        for obj in yaml.safe_load_all((DEPLOY / "metrics" / "live-load.yaml").read_text()):
+            if self.real:  # the embedded server has them from its start
+                self._create(obj)
+        self._create({"kind": "ServiceAccount", "metadata": {"name": "shoal-metrics", "namespace": "kube-system"}})
+        for token, name, node in (("shoal-metrics", "collector", NODE), ("far-metrics", "far-collector", FAR)):
+            self.must("POST", f"{SYSTEM}/pods", pod(name, nodeName=node, serviceAccountName="shoal-metrics"))
+            self.tokens[token] = self._token("kube-system", "shoal-metrics", name)
+        self.tokens["homeless-metrics"] = self._token("kube-system", "shoal-metrics")
+        self._create({"kind": "ServiceAccount", "metadata": {"name": "lease-writer", "namespace": "kube-system"}})
+        self._grant("lease-writer", "kube-system", LEASE_RIGHTS)
+        self.tokens["lease-writer"] = self._token("kube-system", "lease-writer")
 
     def room(self) -> str:
         """A namespace of a tenant who may do everything in it, as `tenant`."""
@@ -97,7 +117,7 @@ class Guarded:
         )
 
     def _create(self, obj: Object) -> None:
-        base = "/api/v1" if obj["kind"] == "ServiceAccount" else RBAC
+        base = "/api/v1" if obj["kind"] in ("ServiceAccount", "Namespace") else RBAC
         namespace = obj["metadata"].get("namespace")
         where = f"{base}/namespaces/{namespace}" if namespace else base
         self.must("POST", f"{where}/{_PLURALS[obj['kind']]}", obj)
@@ -165,6 +185,15 @@ def event(name: str, namespace: str, about: Object, **changes: Any) -> Object:
         "lastTimestamp": "2026-01-01T00:00:00Z",
         "count": 1,
     } | changes
+
+
+def lease(node: str, digest: str = '{"version":1}', **metadata: Any) -> Object:
+    """The Lease of a node's load, as its collector writes it."""
+    annotations = {"shoal.dev/load": digest}
+    return {
+        "metadata": {"name": node, "namespace": "shoal-load", "annotations": annotations, **metadata},
+        "spec": {"holderIdentity": node, "leaseDurationSeconds": 180, "renewTime": "2026-01-01T00:00:00.000000Z"},
+    }
 
 
 def refusals(answer: Answer) -> Iterator[str]:

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal.model.contract import decisions, shoal
+from shoal.model.contract import decisions, load, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import RequestError
 from shoal.model.manifest import read_pod
@@ -188,14 +188,19 @@ def test_policies_are_type_checked(control_plane: ControlPlane) -> None:
     """kube-controller-manager finds no fault with them, and would have found one."""
     policies = {
         obj["metadata"]["name"]: obj
-        for folder in ("admission", "agent")
-        for obj in yaml.safe_load_all(control_plane.api.kubectl("kustomize", str(DEPLOY / folder)))
+        for folder in ("admission", "agent", "metrics")
+        for obj in yaml.safe_load_all(
+            control_plane.api.kubectl("kustomize", str(DEPLOY / folder))
+            if folder != "metrics"
+            else (DEPLOY / "metrics" / "own-lease.yaml").read_text()
+        )
         if obj["kind"] == "ValidatingAdmissionPolicy"
     }
     assert policies.keys() == {
         *(policy for _, _, policy in KINDS.values()),
         *(*decisions.POLICIES_DECISIONS, *decisions.POLICIES_VISIBLE_DEVICES, decisions.POLICY_EXEMPTIONS),
         *("shoal-agent-own-node", "shoal-agent-own-node-pods", "shoal-agent-own-node-events"),
+        load.POLICY_LOAD,
     }
     for name, policy in policies.items():
         assert warnings_about(control_plane.api, policy) == [], name

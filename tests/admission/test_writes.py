@@ -16,6 +16,7 @@ from shoal.model.contract import decisions, shoal
 from shoal.model.pod import ANNOTATIONS_READ, LABELS_READ
 from tests.admission.guarded import (
     FAR,
+    LEASES,
     NODE,
     RBAC,
     SYSTEM,
@@ -25,6 +26,7 @@ from tests.admission.guarded import (
     cron_job,
     deployment,
     event,
+    lease,
     pod,
     refusals,
 )
@@ -511,7 +513,72 @@ ABOUT_THE_AGENT: list[Line] = [
     ),
 ]
 
-LINES = [*ABOUT_DECISIONS, *ABOUT_NAMESPACES, *ABOUT_CARDS, *ABOUT_THE_AGENT]
+COLLECTOR = "shoal-metrics"
+OWN_LEASE = "shoal-metrics-own-lease: "
+ITS_LEASE = f"{OWN_LEASE}a collector writes the Lease of its own node only"
+PLAIN = f"{OWN_LEASE}the Lease has no labels and no finalizers, and its node alone as owner"
+NEW_LEASE = f"{LEASES}?dryRun=All"
+
+
+def _owner(kind: str, name: str) -> Object:
+    return {"ownerReferences": [{"apiVersion": "v1", "kind": kind, "name": name, "uid": "1"}]}
+
+
+ABOUT_THE_COLLECTOR: list[Line] = [
+    ("its node's load", COLLECTOR, "POST", NEW_LEASE, lease(NODE), ""),
+    (
+        "its node's load, which goes with the node",
+        COLLECTOR,
+        "POST",
+        NEW_LEASE,
+        lease(NODE, **_owner("Node", NODE)),
+        "",
+    ),
+    (
+        "its node's load anew",
+        COLLECTOR,
+        "PATCH",
+        f"{LEASES}/{NODE}",
+        noted("shoal.dev/load", '{"version":1,"cpu":9}'),
+        "",
+    ),
+    ("as much as a digest may have", COLLECTOR, "POST", NEW_LEASE, lease(NODE, "x" * 65536), ""),
+    ("an administrator mends a load", "admin", "PATCH", f"{LEASES}/{NODE}", noted("shoal.dev/load", "{}"), ""),
+    # ---- refused ----
+    ("another node's load", "far-metrics", "POST", NEW_LEASE, lease(NODE), ITS_LEASE),
+    ("another node's load anew", "far-metrics", "PATCH", f"{LEASES}/{NODE}", noted("shoal.dev/load", "{}"), ITS_LEASE),
+    ("the load of no node", COLLECTOR, "POST", NEW_LEASE, lease("elsewhere"), ITS_LEASE),
+    (
+        "a load by a token of no node",
+        *("homeless-metrics", "POST", NEW_LEASE, lease(NODE)),
+        f"{OWN_LEASE}the collector's token does not say on which node it runs",
+    ),
+    (
+        "a load by somebody with rights to Leases",
+        *("lease-writer", "POST", NEW_LEASE, lease(NODE)),
+        f"{OWN_LEASE}only the collectors of Shoal write what is used of cards",
+    ),
+    (
+        "another annotation of the Lease",
+        *(COLLECTOR, "PATCH", f"{LEASES}/{NODE}", noted("a", "b")),
+        f"{OWN_LEASE}annotation a is not for a collector to write",
+    ),
+    (
+        "a digest that is too long",
+        *(COLLECTOR, "POST", NEW_LEASE, lease(NODE, "x" * 65537)),
+        f"{OWN_LEASE}annotation shoal.dev/load has more than 65536 characters",
+    ),
+    ("a label of the Lease", COLLECTOR, "PATCH", f"{LEASES}/{NODE}", labelled("a", "b"), PLAIN),
+    ("a finalizer of the Lease", COLLECTOR, "POST", NEW_LEASE, lease(NODE, finalizers=["a.b/c"]), PLAIN),
+    ("another owner of the Lease", COLLECTOR, "POST", NEW_LEASE, lease(NODE, **_owner("Node", FAR)), PLAIN),
+    (
+        "another holder",
+        *(COLLECTOR, "PATCH", f"{LEASES}/{NODE}", {"spec": {"holderIdentity": FAR}}),
+        f"{OWN_LEASE}the holder of the Lease is its node",
+    ),
+]
+
+LINES = [*ABOUT_DECISIONS, *ABOUT_NAMESPACES, *ABOUT_CARDS, *ABOUT_THE_AGENT, *ABOUT_THE_COLLECTOR]
 
 
 def in_namespace(told: Any, namespace: str) -> Any:
@@ -535,19 +602,39 @@ def test_writes(line: Line, guarded: Guarded, room: str) -> None:
         )
         guarded.must("POST", events, foreign)
         guarded.must("POST", events, event("own", room, about))
+    if path == NEW_LEASE:
+        guarded.ask("admin", "DELETE", f"{LEASES}/{NODE}")
+    elif path == f"{LEASES}/{NODE}":
+        guarded.ask("admin", "POST", LEASES, lease(NODE))
     before = None if method == "POST" else guarded.must("GET", path)
     answer = guarded.ask(who, method, path, body)
     if not refused:
         assert answer.status in (200, 201), answer.body
         return
     policy, _, words = refused.partition(": ")
-    assert answer.status == (422 if policy.startswith("shoal-agent") else 403), answer.body
+    assert answer.status == (422 if policy.startswith(("shoal-agent", COLLECTOR)) else 403), answer.body
     assert list(refusals(answer)) == [
         f"ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: {words}"
     ]
     if before is not None:
         after = guarded.must("GET", path)
         assert without_reports(after) == without_reports(before)
+
+
+def test_others_have_no_right_to_live_load(guarded: Guarded, room: str) -> None:
+    """Who may do everything in its own namespace, and components of Shoal that only read, are refused before."""
+    for who in ("tenant", "shoal-agent", "shoal-scheduler"):
+        answer = guarded.ask(who, "POST", NEW_LEASE, lease(NODE))
+        assert answer.status == 403
+        assert 'cannot create resource "leases"' in answer.body["message"]
+    assert guarded.ask("tenant", "GET", LEASES).status == 403
+    assert guarded.ask("shoal-scheduler", "GET", LEASES).status == 200
+    assert guarded.ask(COLLECTOR, "GET", LEASES).status == 403
+    assert guarded.ask(COLLECTOR, "DELETE", f"{LEASES}/{NODE}").status == 403
+    # A Lease of that name elsewhere is no node's load.
+    own = lease(NODE)
+    own["metadata"]["namespace"] = room
+    assert guarded.ask("tenant", "POST", f"/apis/coordination.k8s.io/v1/namespaces/{room}/leases", own).status == 201
 
 
 def without_reports(obj: Object) -> Object:

@@ -9,8 +9,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from shoal.analysis.live_load import LoadRules, NodeDigest, SeenLoads
 from shoal.cli.main import main
 from shoal.kube.objects.pod import Pod
+from shoal.model.contract.load import CardDigest, LoadDigest, encode_load
+from shoal.scheduler.config import LoadSource
 from tests.analysis.small import Small, shoal
 
 TAINT = {"key": "team", "value": "a", "effect": "NoSchedule"}
@@ -18,6 +21,7 @@ TAINT = {"key": "team", "value": "a", "effect": "NoSchedule"}
 WAITS = """\
 default/web waits for a node.
 It asks for 14336 MiB of 1 card; policy binpack (the test).
+Live load is not known of any node (no digest): requests count alone.
 It fits on no node now:
 
 NODE   CARD   FREE             WHY NOT
@@ -45,6 +49,7 @@ Its record is Shoal's (shoal.dev/allocation), by policy binpack.
 CONTAINER   CARD   UUID       MODEL         SHARE
 main        GPU0   GPU-n1-0   Testbed T16   10240 MiB
 
+Live load is not known of any node (no digest): requests count alone.
 Were it placed now, by the cluster as it is and not as it was then, policy binpack (the test):
 
 NODE   CARDS   SCORE
@@ -71,6 +76,64 @@ def test_a_pod_that_waits(crowded: Path) -> None:
 
 def test_a_pod_that_is_placed(crowded: Path) -> None:
     assert shoal("why", "a", "--snapshot", crowded).stdout == PLACED
+
+
+LOADED = """\
+default/web waits for a node.
+It asks for 14336 MiB of 1 card; policy binpack (the test).
+Live load counts on 1 of 3 nodes; requests count alone on n2 (its digest is 500 s old), n3 (no digest).
+It fits on no node now:
+
+NODE   CARD   FREE             WHY NOT
+n1                             Cards: 0 of 1 cards fit 14336 MiB, 1 wanted
+       GPU0   8192/16384 MiB   8192 MiB free of 16384, 14336 wanted, 8192 MiB used by nobody's pod
+n2                             Cards: 0 of 1 cards fit 14336 MiB, 1 wanted
+       GPU0   0/16384 MiB      taken whole by another pod
+n3                             Cards: 0 of 1 cards fit 14336 MiB, 1 wanted
+       GPU0   0/16384 MiB      taken whole by another pod
+
+What would help:
+  With 8192 MiB per card or less it would fit now.
+  Were default/a gone, it would fit on n2; the scheduler sends nobody away.
+  n1 has room by requests: when less is used beyond them, it is tried again.
+"""
+
+
+def test_a_pod_that_waits_for_memory_in_nobodys_name(tmp_path: Path) -> None:
+    """And a digest that is too old counts for nothing."""
+    small = Small({"n1": {"gpus": 1}, "n2": {"gpus": 1}, "n3": {"gpus": 1}})
+    stray = encode_load(LoadDigest({"GPU-n1-0": CardDigest(9000, unattributed_mib=8192, overuse_mib=0)}))
+    old = encode_load(LoadDigest({"GPU-n2-0": CardDigest(unattributed_mib=16384)}))
+    loads = SeenLoads((NodeDigest("n1", stray, 20), NodeDigest("n2", old, 500), NodeDigest("gone", old, 1)))
+    small.snapshot = msgspec.structs.replace(small.snapshot, loads=loads)
+    for name in ("a", "b"):
+        small.add(name, {"gpu": 1})
+    small.add("web", {"mem": 14})
+    file = small.save(tmp_path / "s.json")
+    assert shoal("why", "web", "--snapshot", file).stdout == LOADED
+    told = json.loads(shoal("why", "web", "--snapshot", file, "-o", "json").stdout)
+    assert told["unplaced"]["message"].startswith("0/3 nodes are available: ")
+    assert "1 of them has room by requests: memory there is used by nobody's pod" in told["unplaced"]["message"]
+    assert [node.get("byLiveLoad", False) for node in told["unplaced"]["nodes"]] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("rules", "loads", "words"),
+    [
+        (LoadRules(LoadSource.OFF), SeenLoads(), "switched off: requests count alone"),
+        (LoadRules(LoadSource.PROMETHEUS), SeenLoads(), "comes from prometheus, which is not asked here"),
+        (LoadRules(), SeenLoads(problem="you may not read leases in shoal-load"), "for you may not read leases"),
+        (LoadRules(), SeenLoads((NodeDigest("n1", "{", 1),)), "(its digest cannot be read): requests count alone"),
+        (LoadRules(ttl_seconds=10), SeenLoads((NodeDigest("n1", '{"version":1}', 11),)), "(its digest is 11 s old)"),
+        (LoadRules(), SeenLoads((NodeDigest("n1", '{"version":1}', 11),)), "Live load counts."),
+    ],
+)
+def test_whether_live_load_counts_is_said(tmp_path: Path, rules: LoadRules, loads: SeenLoads, words: str) -> None:
+    small = Small({"n1": {"gpus": 1}})
+    small.add("web", {"mem": 14}, place=False)
+    settings = msgspec.structs.replace(small.snapshot.settings, live_load=rules)
+    small.snapshot = msgspec.structs.replace(small.snapshot, loads=loads, settings=settings)
+    assert words in shoal("why", "web", "--snapshot", small.save(tmp_path / "s.json")).stdout
 
 
 def in_namespace(pod: Pod, namespace: str) -> Pod:

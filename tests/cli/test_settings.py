@@ -49,6 +49,8 @@ memoryUnit: MiB
 policy: binpack
 policyNamespaces: [elsewhere]
 election: {enabled: false, namespace: there, name: lease}
+liveLoad: {source: prometheus, ttlSeconds: 60, toleratedMib: 1, url: "http://p:9090", intervalSeconds: 2,
+  timeoutSeconds: 3, caFile: /ca.pem, authorizationFile: /token, matchers: 'job="a",cluster=~"b|c"', database: db}
 offerAllUpTo: 8
 binds: 9
 eventsPerSecond: 10.5
@@ -61,12 +63,30 @@ def test_every_setting_of_the_scheduler_can_be_written(tmp_path: Path) -> None:
         given = getattr(config, name)
         assert given != getattr(default, name), f"{name} is not in the file of this test"
         assert isinstance(given, type(getattr(default, name))) or name == "tls"
-    for section, plain in ((config.limits, default.limits), (config.election, default.election)):
+    sections = ("limits", "election", "live_load")
+    for section, plain in ((getattr(config, name), getattr(default, name)) for name in sections):
         for name in section.__struct_fields__:
             assert getattr(section, name) != getattr(plain, name), name
     assert config.tls == TlsConfig(certificate="/c.pem", key="/k.pem", client_ca="/ca.pem")
     bounds = config.limits.bounds()
     assert (bounds.connections, bounds.per_peer, bounds.body, bounds.bodies) == (2, 3, 4 << 20, 5 << 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("liveLoad: {source: prometheus}", "needs url"),
+        ("liveLoad: {source: influxdb, url: 'ftp://x'}", "url"),
+        ("liveLoad: {source: influxdb, url: 'http://x', ttlSeconds: 5}", "ttlSeconds must be more than"),
+        ("liveLoad: {source: somewhere}", "source"),
+        ("liveLoad: {matchers: 'a}) or vector(1'}", "matchers"),
+        ('liveLoad: {matchers: \'job="a\\"b"\'}', "matchers"),
+        ("liveLoad: {toleratedMib: -1}", "toleratedMib"),
+    ],
+)
+def test_live_load_that_cannot_be_meant(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(ServiceSettingsError, match=why):
+        scheduler(tmp_path, text)
 
 
 def test_tls_by_a_secret(tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ from shoal.gpu.protocol import Driver, Nvml, Sample
 from shoal.gpu.simulated import NEWEST, SimulatedNvml
 from tests.testbed.nvml.shim import Shim, describe
 
+#: The driver's clock begins here: it is another one than that of who asks.
+EPOCH = 1_000_000_000
+
 
 class Clock:
     """A clock that a test moves."""
@@ -68,15 +71,24 @@ class ShimMachine:
         self._reports = self.truth.watch()
         self._events: list[tuple[int, str, int]] = []
         self.write()
-        self.nvml = open_nvml(shim.library)
+        self.nvml = open_nvml(shim.library, clock=self.clock)
 
-    def write(self, errors: tuple[tuple[str, int], ...] = ()) -> None:
-        """Tell the library how things stand."""
+    def write(self, errors: tuple[tuple[str, int], ...] = (), hangs: tuple[tuple[int, str], ...] = ()) -> None:
+        """Tell the library how things stand. `hangs` are calls that do not return, by the card's index."""
         index_of = {uuid: index for index, uuid in zip(self.descriptions, self.truth.uuids(), strict=True)}
         while (event := self._reports.wait(0)) is not None:
             if event.uuid is not None and event.kind.value not in ("lost", "back"):
                 self._events.append((index_of[event.uuid], event.kind.value, event.xid or 0))
-        self.shim.write(describe(self.truth.driver(), self._cards(), events=self._events, errors=errors))
+        self.shim.write(
+            describe(
+                self.truth.driver(),
+                self._cards(),
+                events=self._events,
+                errors=errors,
+                hangs=hangs,
+                time=EPOCH + self.clock.now,
+            )
+        )
 
     def _cards(self) -> list[Any]:
         """All cards: one that is lost has no sample. The simulation lends its lost ones the face they had."""

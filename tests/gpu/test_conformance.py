@@ -74,7 +74,11 @@ def test_sample_of_an_idle_card(machine: Make) -> None:
     assert sample.memory_total_bytes == 24 * GIB
     assert (sample.memory_used_bytes, sample.utilisation, sample.processes, sample.fan) == (0, 0, (), None)
     assert sample.memory_free_bytes == 24 * GIB - 512 * 2**20
-    assert (sample.ecc_corrected, sample.ecc_uncorrected) == (0, 0)
+    assert sample.memory_reserved_bytes == 512 * 2**20
+    assert (sample.ecc_corrected, sample.ecc_uncorrected_lifetime, sample.retired_pending) == (0, 0, None)
+    assert sample.clock_event_reasons == frozenset({"gpu_idle"})
+    assert (sample.nvlink, sample.profile, sample.mig) == (None, None, ())
+    assert (sample.processes_known, sample.failed_calls) == (True, ())
     assert nvml.pcie_traffic(nvml.survey().cards[0].uuid) == PcieTraffic(0, 0)
 
 
@@ -83,6 +87,7 @@ def test_processes_load_the_card(machine: Make) -> None:
     busy, idle = (card.uuid for card in stage.nvml.survey().cards)
     stage.change(lambda cards: cards.add_process(busy, 4711, 3 * GIB, 40))
     stage.change(lambda cards: cards.add_process(busy, 12, 5 * GIB, 50, mps=True))
+    stage.nvml.sample(busy)
     stage.clock.now += 600
     stage.change(lambda _: None)
     sample = stage.nvml.sample(busy)
@@ -95,6 +100,88 @@ def test_processes_load_the_card(machine: Make) -> None:
     assert 80_000_000 < (sample.energy_mj or 0) < 100_000_000
     stage.change(lambda cards: cards.remove_process(busy, 4711))
     assert [process.pid for process in stage.nvml.sample(busy).processes] == [12]
+
+
+def test_why_clocks_are_held_down_and_for_how_long(machine: Make) -> None:
+    stage = machine("A30")
+    (uuid,) = (card.uuid for card in stage.nvml.survey().cards)
+    stage.change(lambda cards: cards.add_process(uuid, 1, GIB, 100))
+    stage.clock.now += 30
+    stage.change(lambda cards: cards.add_process(uuid, 1, GIB, 60))
+    stage.clock.now += 30
+    stage.change(lambda _: None)
+    sample = stage.nvml.sample(uuid)
+    assert sample.clock_event_reasons == frozenset()
+    assert sample.violation_ns["power"] == 30 * 10**9
+    assert sorted(sample.violation_ns.values())[:-1] == [0] * 5
+
+
+def test_what_passed_over_the_links(machine: Make) -> None:
+    stage = machine([{"model": "A100", "count": 2, "nvlink": 4}, "T4"])
+    first, second, alone = (card.uuid for card in stage.nvml.survey().cards)
+    stage.change(lambda cards: cards.add_process(first, 1, GIB, 50))
+    stage.clock.now += 10
+    stage.change(lambda _: None)
+    links = stage.nvml.sample(first).nvlink
+    assert links is not None
+    assert links.sent_bytes == pytest.approx(250 * 10**9, rel=1e-6)
+    assert (links.crc_flit_errors, links.replay_errors) == (0, 0)
+    idle = stage.nvml.sample(second).nvlink
+    assert idle is not None
+    assert idle.sent_bytes == 0
+    assert stage.nvml.sample(alone).nvlink is None
+
+
+def test_how_busy_the_parts_of_newer_cards_are(machine: Make) -> None:
+    stage = machine("H100,A100")
+    newer, older = (card.uuid for card in stage.nvml.survey().cards)
+    stage.change(lambda cards: cards.add_process(newer, 1, GIB, 50))
+    stage.nvml.sample(newer)
+    stage.clock.now += 5
+    profile = stage.nvml.sample(newer).profile
+    assert profile is not None
+    assert (profile.graphics_active, profile.tensor_active, profile.dram_active) == (0.5, 0.2, 0.3)
+    assert profile.pcie_sent == pytest.approx(250_000_000, rel=0.01)
+    assert profile.nvlink_sent is None
+    assert stage.nvml.sample(newer).profile == profile, "somebody else asks in the same second"
+    assert stage.nvml.sample(older).profile is None
+
+
+def test_pages_retired_on_older_cards_and_rows_remapped_on_newer(machine: Make) -> None:
+    stage = machine("V100,A100,RTX3090")
+    older, newer, without = (stage.nvml.sample(card.uuid) for card in stage.nvml.survey().cards)
+    assert (older.retired_single_bit, older.retired_double_bit, older.retired_pending) == (0, 0, False)
+    assert older.remapped is None
+    assert newer.remapped is not None
+    assert newer.retired_single_bit is None
+    assert (without.remapped, without.retired_pending, without.ecc_corrected_lifetime) == (None, None, None)
+
+
+def test_mig_instances(machine: Make) -> None:
+    """Their memory and processes are known; the load of the card, or of a process, is not."""
+    stage = machine([{"model": "A30", "mig": ["1g.6gb", "2g.12gb"]}])
+    card = stage.nvml.survey().cards[0]
+    small, large = (part.uuid for part in card.mig_instances)
+    stage.change(lambda cards: cards.add_process(small, 7, 2 * GIB, 40))
+    stage.change(lambda cards: cards.add_process(large, 8, 3 * GIB, 40))
+    stage.change(lambda cards: cards.add_process(large, 9, 4 * GIB, 40))
+    stage.nvml.sample(card.uuid)
+    stage.clock.now += 5
+    stage.change(lambda _: None)
+    sample = stage.nvml.sample(card.uuid)
+    first, second = sample.mig
+    assert (first.uuid, first.profile, first.gpu_instance) == (small, "1g.6gb", 1)
+    assert (second.uuid, second.profile, second.gpu_instance) == (large, "2g.12gb", 2)
+    assert (first.memory_used_bytes, second.memory_used_bytes) == (2 * GIB, 7 * GIB)
+    assert first.memory_total_bytes == card.mig_instances[0].memory_mib * 2**20
+    assert first.memory_free_bytes == first.memory_total_bytes - 2 * GIB
+    assert first.processes == (Process(7, 2 * GIB),)
+    assert [process.pid for process in second.processes] == [8, 9]
+    assert sample.processes == (Process(7, 2 * GIB), Process(8, 3 * GIB), Process(9, 4 * GIB))
+    assert (sample.utilisation, sample.encoder_utilisation, sample.profile) == (None, None, None)
+    assert sample.memory_used_bytes == 9 * GIB
+    stage.change(lambda cards: cards.remove_process(large, 8))
+    assert [process.pid for process in stage.nvml.sample(card.uuid).mig[1].processes] == [9]
 
 
 def test_many_threads_at_once(machine: Make) -> None:

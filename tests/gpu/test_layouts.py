@@ -24,6 +24,9 @@ STRUCTURES = {
     "c_nvmlEventData_t": "nvmlEventData_t",
     "c_nvmlDeviceAttributes": "nvmlDeviceAttributes_t",
     "c_nvmlFieldValue_t": "nvmlFieldValue_t",
+    "c_nvmlGpmMetric_t": "nvmlGpmMetric_t",
+    "c_nvmlGpmMetricsGet_t": "nvmlGpmMetricsGet_t",
+    "c_nvmlGpmSupport_t": "nvmlGpmSupport_t",
     "c_nvmlSetMemoryLimits_v1_t": "nvmlSetMemoryLimits_v1_t",
     "c_nvmlGetMemoryLimits_v1_t": "nvmlGetMemoryLimits_v1_t",
 }
@@ -35,6 +38,13 @@ NUMBERS = (
         "NVML_ERROR_DRIVER_NOT_LOADED",
         "NVML_ERROR_NOT_FOUND",
     ),
+    *(f"NVML_FI_DEV_PERF_POLICY_{name}" for name in ("POWER", "THERMAL", "SYNC_BOOST", "BOARD_LIMIT", "RELIABILITY")),
+    *(f"NVML_FI_DEV_ECC_{name}_TOTAL" for name in ("SBE_VOL", "DBE_VOL", "SBE_AGG", "DBE_AGG")),
+    *(f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{name}" for name in ("TX", "RX")),
+    *(f"NVML_FI_DEV_NVLINK_{name}_ERROR_COUNT_TOTAL" for name in ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY")),
+    *("NVML_FI_DEV_RETIRED_PENDING", "NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "NVML_VALUE_TYPE_UNSIGNED_LONG_LONG"),
+    *("NVML_GPM_METRICS_GET_VERSION", "NVML_GPM_SUPPORT_VERSION", "NVML_GPM_METRIC_MAX"),
+    *("NVML_GPM_METRIC_ANY_TENSOR_UTIL", "NVML_GPM_METRIC_PCIE_TX_PER_SEC", "NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC"),
     *("NVML_NVLINK_DEVICE_TYPE_SWITCH", "NVML_COMPUTEMODE_EXCLUSIVE_PROCESS", "NVML_AFFINITY_SCOPE_NODE"),
     *("nvmlEventTypeXidCriticalError", "nvmlEventTypeSingleBitEccError", "nvmlEventTypeDoubleBitEccError"),
 )

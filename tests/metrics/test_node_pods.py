@@ -87,6 +87,18 @@ async def test_the_watch_is_followed(access: Access, client: Client) -> None:
     assert not pods._owners
 
 
+async def test_nobody_claims_the_containers_of_another_pod(client: Client) -> None:
+    """By an annotation and a status that it may write."""
+    pods = NodeContainers(client, NODE, unit=MemoryUnit.GIB)
+    ids = {"one": container_id(1)}
+    put(pods, pod("victim", uid=pod_uid(2), shares={"one": [("GPU-a", 8)]}, ids=ids))
+    claims = {"kubernetes.io/config.hash": pod_uid(2)}
+    put(pods, pod("thief", uid=pod_uid(3), plain=["one"], ids=ids, annotations=claims))
+    found = pods.find(ContainerRef(pod_uid(2), container_id(1)))
+    assert found is not None
+    assert (found[0].name, found[1]) == ("victim", "one")
+
+
 async def test_a_static_pod_is_known_by_its_hash(client: Client) -> None:
     pods = NodeContainers(client, NODE, unit=MemoryUnit.GIB)
     hashed = "ab" * 16

@@ -1,5 +1,6 @@
 """What the sampler tells of the cards, on simulated ones and on NVML with the stand-in library."""
 
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -7,9 +8,10 @@ import pytest
 
 from shoal.gpu.protocol import CardEvent, EventKind
 from shoal.gpu.simulated import SimulatedNvml
-from shoal.metrics.sampler import PCIE_FRESH, PCIE_SAMPLES, SURVEY_EVERY, WINDOW, SampledCard, Sampler
+from shoal.metrics.sampler import HUNG, PCIE_FRESH, PCIE_SAMPLES, SURVEY_EVERY, WINDOW, SampledCard, Sampler
 from tests.gpu.conftest import machine, nvml_library, shim  # noqa: F401 - fixtures
-from tests.gpu.machines import Machine
+from tests.gpu.machines import Machine, ShimMachine
+from tests.testbed.nvml.shim import Shim
 from tests.testbed.waiting import wait_for
 
 GIB = 2**30
@@ -134,3 +136,126 @@ def test_cards_are_surveyed_seldom(machine: Make, sampler: MakeSampler) -> None:
     stage.clock.now += SURVEY_EVERY
     again = asked.sample().cards[0].card
     assert again == first.cards[0].card
+
+
+# Cards that hang
+
+
+@pytest.fixture
+def hung(shim: Shim) -> Iterator[Callable[..., ShimMachine]]:  # noqa: F811
+    """Makes a machine whose calls can hang; none does any more at the end."""
+    made: list[ShimMachine] = []
+
+    def make(cards: object) -> ShimMachine:
+        made.append(ShimMachine(shim, cards))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.write()
+        wait_for(lambda: not asking(), "done")
+        each.close()
+
+
+def asking() -> list[str]:
+    """The threads that ask the driver."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("gpu-sample")]
+
+
+def answered(sampler: Sampler) -> list[bool]:
+    """Which cards have a sample."""
+    return [each.sample is not None for each in sampler.sample().cards]
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetPowerUsage", "nvmlDeviceGetFieldValues"])
+def test_a_card_that_hangs_costs_itself(hung: Callable[..., ShimMachine], sampler: MakeSampler, function: str) -> None:
+    stage = hung("4xT4")
+    asked = sampler(stage, patience=0.5)
+    wait_for(lambda: answered(asked) == [True] * 4, "answered")
+    stage.write(hangs=((1, function), (2, function)))
+    wait_for(lambda: answered(asked) == [True, False, False, True], "without the two that hang")
+    before = asked.sample().failures[HUNG]
+    for _ in range(30):
+        wait_for(lambda: answered(asked) == [True, False, False, True], "as before")
+    assert asked.sample().failures[HUNG] > before
+    assert len(asking()) <= 2 * 4 + 1, "one for each question that is open: samples, buses, the survey"
+    stage.change(lambda cards: cards.raise_xid(cards.uuids()[3], 48))
+    stage.write(hangs=((1, function), (2, function)))
+    wait_for(lambda: shown(asked, 3).xids == {48: 1}, "heard meanwhile")
+    stage.write()
+    wait_for(lambda: answered(asked) == [True] * 4, "back")
+
+
+def test_every_card_hangs(hung: Callable[..., ShimMachine], sampler: MakeSampler) -> None:
+    stage = hung("8xT4")
+    asked = sampler(stage, patience=0.5)
+    wait_for(lambda: answered(asked) == [True] * 8, "answered")
+    stage.write(hangs=tuple((index, "nvmlDeviceGetTemperature") for index in range(8)))
+    assert answered(asked) == [False] * 8
+    stage.write()
+    wait_for(lambda: answered(asked) == [True] * 8, "back")
+
+
+def test_a_bus_that_hangs_costs_its_own_reading(hung: Callable[..., ShimMachine], sampler: MakeSampler) -> None:
+    stage = hung("2xT4")
+    stage.write(hangs=((0, "nvmlDeviceGetPcieThroughput"),))
+    asked = sampler(stage)
+
+    def measured() -> list[bool]:
+        return [each.sample is not None and each.sample.pcie_sent is not None for each in asked.sample().cards]
+
+    wait_for(lambda: measured() == [False, True], "measured")
+    assert answered(asked) == [True, True]
+    stage.write()
+    wait_for(lambda: measured() == [True, True], "measured, both")
+
+
+def test_a_survey_that_hangs_keeps_the_last_one(hung: Callable[..., ShimMachine], sampler: MakeSampler) -> None:
+    stage = hung("2xT4")
+    asked = sampler(stage, patience=0.5)
+    wait_for(lambda: answered(asked) == [True, True], "answered")
+    stage.write(hangs=((1, "nvmlDeviceGetNumGpuCores"),))
+    stage.clock.now += SURVEY_EVERY
+    wait_for(lambda: asked.sample().failures.get(HUNG, 0) > 0, "missed")
+    wait_for(lambda: answered(asked) == [True, True], "answered")
+
+
+def test_a_driver_that_does_not_answer(hung: Callable[..., ShimMachine], sampler: MakeSampler) -> None:
+    stage = hung("T4")
+    stage.write(errors=(("nvmlSystemGetDriverVersion", 999), ("nvmlEventSetCreate", 999)))
+    asked = sampler(stage)
+    first = asked.sample()
+    assert (first.driver, first.cards) == (None, ())
+    assert first.failures == {"survey": 1, "watch": 1}
+    stage.write()
+    wait_for(lambda: asked.sample().driver is not None, "answered")
+    assert answered(asked) == [True]
+
+
+def test_calls_that_fail_are_counted_by_name(hung: Callable[..., ShimMachine], sampler: MakeSampler) -> None:
+    stage = hung("2xT4")
+    asked = sampler(stage)
+    asked.sample()
+    stage.write(errors=(("nvmlDeviceGetPowerUsage", 999), ("nvmlDeviceGetMemoryInfo_v2", 4)))
+    asked.sample()
+    sampled = asked.sample()
+    assert sampled.failures == {"nvmlDeviceGetPowerUsage": 4, "nvmlDeviceGetMemoryInfo": 4}
+    samples = [each.sample for each in sampled.cards if each.sample]
+    assert [(one.power_mw, one.memory_used_bytes, one.temperature_c is None) for one in samples] == [
+        (None, None, False)
+    ] * 2
+
+
+def test_clock_events_are_counted_by_window(machine: Make, sampler: MakeSampler) -> None:  # noqa: F811
+    stage = machine("T4")
+    (uuid,) = (card.uuid for card in stage.nvml.survey().cards)
+    asked = sampler(stage)
+    asked.sample()
+    stage.clock.now += 5
+    assert shown(asked).recent_clock_events == {"gpu_idle": 2}
+    stage.change(lambda cards: cards.add_process(uuid, 1, GIB, 100))
+    stage.clock.now += WINDOW - 1
+    assert shown(asked).recent_clock_events == {"gpu_idle": 1, "sw_power_cap": 1}
+    stage.clock.now += WINDOW + 1
+    stage.change(lambda cards: cards.add_process(uuid, 1, GIB, 50))
+    assert shown(asked).recent_clock_events == {}

@@ -1,4 +1,8 @@
-"""The network of a test node: a veth pair to the machine, a subnet for its pods, the API server's port on loopback."""
+"""The network of a test node: a veth pair to the machine, a subnet for its pods, and the API server.
+
+Kubelet reaches that on loopback, by the port it has outside, so that one kubeconfig serves both; pods reach it by the
+address of its Service, which stands on the node itself since no kube-proxy runs there.
+"""
 
 import ipaddress
 import json
@@ -16,6 +20,8 @@ from tests.testbed.waiting import wait_for
 _NODES = ipaddress.ip_network("198.18.0.0/15")
 _PODS = ipaddress.ip_network("10.128.0.0/9")
 _COUNT = 2**15
+#: The address of the Service `kubernetes`, as the API server of a test has it.
+_SERVICE = "10.96.0.1"
 
 
 class NodeNetwork:
@@ -41,8 +47,10 @@ class NodeNetwork:
         namespaces.run(["ip", "address", "add", f"{self.address}/30", "dev", "eth0"])
         namespaces.run(["ip", "link", "set", "eth0", "up"])
         namespaces.run(["ip", "route", "add", "default", "via", self._gateway])
+        namespaces.run(["ip", "address", "add", f"{_SERVICE}/32", "dev", "lo"])
         self._ready.unlink(missing_ok=True)
-        arguments = [f"/proc/{namespaces.pid}/ns/net", str(self._port), str(self._ready)]
+        addresses = [f"127.0.0.1:{self._port}", f"{_SERVICE}:443"]
+        arguments = [f"/proc/{namespaces.pid}/ns/net", str(self._port), str(self._ready), *addresses]
         self._relay.argv = [sys.executable, "-I", relay.__file__, *arguments]
         self._relay.start()
         self._relay.wait_until(self._ready.exists, "listening")

@@ -89,6 +89,18 @@ class Node:
         """What a command prints when run in the node."""
         return self._namespaces.run(argv, check)
 
+    def import_images(self, archive: Path) -> None:
+        """Give containerd the images of an archive."""
+        done = self._ctr("-n", "k8s.io", "images", "import", "--local", str(archive))
+        if done.returncode:
+            raise TestbedError(f"images could not be imported: {done.stdout}{done.stderr}\n{self.containerd.tail()}")
+
+    def name_image(self, old: str, new: str) -> None:
+        """Give an image one more name."""
+        done = self._ctr("-n", "k8s.io", "images", "tag", old, new)
+        if done.returncode:
+            raise TestbedError(f"{old} could not be named {new}: {done.stderr}")
+
     def status(self) -> dict:
         """The node's status, as the API server has it."""
         status: dict = self._apiserver.request("GET", f"/api/v1/nodes/{self.name}")["status"]
@@ -141,10 +153,8 @@ class Node:
     def _import_images(self) -> None:
         archive = self._folder / "images.tar"
         images.write_archive(archive)
-        done = self._ctr("-n", "k8s.io", "images", "import", "--local", str(archive))
+        self.import_images(archive)
         archive.unlink()
-        if done.returncode:
-            raise TestbedError(f"images could not be imported: {done.stdout}{done.stderr}\n{self.containerd.tail()}")
 
     def _ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = self._namespaces.enter(binaries.find("ctr"), "-a", node_config.CONTAINERD_SOCKET, *arguments)

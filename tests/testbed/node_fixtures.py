@@ -1,11 +1,15 @@
-"""Fixtures of real nodes. `tests/conftest.py` loads them for all tests."""
+"""Fixtures of real nodes, and of the image that runs there. `tests/conftest.py` loads them for all tests."""
 
+import fcntl
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from deploy.image import build as image
+from shoal import __version__
 from tests.testbed.apiserver import ApiServer
 from tests.testbed.node import Node
 from tests.testbed.processes import Run
@@ -63,3 +67,17 @@ def _nodes(run: Run, apiserver: ApiServer, config: pytest.Config) -> Iterator[Ne
             node.stop()
             config.stash[_NODES].remove(node)
             apiserver.try_request("DELETE", f"/api/v1/nodes/{node.name}")
+
+
+@pytest.fixture(scope="session")
+def shoal_image(testbed_run: Run, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> tuple[Path, str]:
+    """The image of all services and its digest, built once for all workers of a run."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base if worker_id == "master" else base.parent
+    archive, digest = folder / "shoal.oci.tar", folder / "shoal.digest"
+    with (folder / "shoal.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not digest.exists():
+            made = image.build(image.ARCHITECTURES["amd64"], __version__, archive)
+            digest.write_text(made)
+    return archive, digest.read_text()

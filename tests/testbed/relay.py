@@ -1,7 +1,7 @@
-"""Brings the API server's port into a node: listens on 127.0.0.1 there, connects to 127.0.0.1 here.
+"""Brings the API server's port into a node: listens on some addresses there, connects to 127.0.0.1 here.
 
-The same port on both sides, so that one kubeconfig serves both. Runs as a plain script; the listening socket is opened
-in the node's network namespace, everything else happens in the one it was started in.
+Runs as a plain script; the listening sockets are opened in the node's network namespace, everything else happens in the
+one it was started in.
 """
 
 import asyncio
@@ -26,12 +26,13 @@ def _enter_network(path: str) -> None:
         os.close(descriptor)
 
 
-def _listen_in(network: str, port: int) -> socket.socket:
+def _listen_in(network: str, addresses: list[str]) -> list[socket.socket]:
     here = f"/proc/{os.getpid()}/fd/{os.open('/proc/self/ns/net', os.O_RDONLY | os.O_CLOEXEC)}"
     _enter_network(network)
-    listener = socket.create_server(("127.0.0.1", port), backlog=256)
+    pairs = [address.rsplit(":", 1) for address in addresses]
+    listeners = [socket.create_server((host, int(port)), backlog=256) for host, port in pairs]
     _enter_network(here)
-    return listener
+    return listeners
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,23 +43,23 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.write_eof()
 
 
-async def _serve(listener: socket.socket, port: int) -> None:
+async def _serve(listeners: list[socket.socket], port: int) -> None:
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(ConnectionError):
             there, back = await asyncio.open_connection("127.0.0.1", port)
             with contextlib.closing(back):
                 await asyncio.gather(_copy(reader, back), _copy(there, writer))
 
-    server = await asyncio.start_server(relay, sock=listener)
-    await server.serve_forever()
+    servers = [await asyncio.start_server(relay, sock=listener) for listener in listeners]
+    await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
 def main() -> None:
     """Relay until killed."""
-    network, port, ready = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-    listener = _listen_in(network, port)
+    network, port, ready, addresses = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
+    listeners = _listen_in(network, addresses)
     ready.touch()
-    asyncio.run(_serve(listener, port))
+    asyncio.run(_serve(listeners, port))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from shoal.analysis.live_load import take_loads
 from shoal.analysis.policy import in_force, policy_asked_for
 from shoal.analysis.snapshot import ClusterSnapshot
 from shoal.kube.objects.meta import ObjectReference
@@ -58,6 +59,8 @@ class DryRun:
         self.budgets = DisruptionBudgets(_store(snapshot.budgets))
         self._promised: list[tuple[Standing, str, str]] = []
         self._take_in_all_but_pods()
+        #: On which nodes what is measured counts, in words.
+        self.live_load = take_loads(self.engine.ledger, snapshot.loads, snapshot.settings.live_load)
         for pod in sorted(snapshot.pods if pods is None else pods, key=born):
             self._take_in(pod)
 

@@ -12,6 +12,7 @@ from shoal.kube.objects.pod import Pod
 from shoal.model.allocation import Allocation
 from shoal.placement.classes import PodClass
 from shoal.placement.columns import WHOLE, BoolArray, FloatArray
+from shoal.placement.filters import CARD_FIT
 from shoal.placement.ledger import CardLedger, NodeLedger
 from shoal.placement.trial import NodeRefusal
 from shoal.scheduler.feasibility.feasibility import Verdict
@@ -36,6 +37,8 @@ class CardAnswer(Answer, frozen=True):
     free_clients: int
     pods: int
     why: str = ""
+    #: Memory used by nobody's pod, or by pods beyond their requests, where that lowers what is free.
+    beyond_requests_mib: int = 0
 
 
 class NodeAnswer(Answer, frozen=True):
@@ -48,6 +51,8 @@ class NodeAnswer(Answer, frozen=True):
     resolvable: bool = False
     #: Refused, though its cards, CPU and memory would be enough.
     has_room: bool = False
+    #: Refused only because memory of its cards is used by nobody's pod or beyond requests.
+    by_live_load: bool = False
     score: float | None = None
     #: Preferred affinity and taints to avoid, 0 to 100, compared before the score; None where nothing is preferred.
     preference: float | None = None
@@ -97,7 +102,8 @@ class _NodeAnswers:
         refused = self._refused(row, node, refusals)
         if refused is not None:
             by, why, resolvable = refused
-            return NodeAnswer(node.name, by, why, resolvable, has_room=not refusals, cards=told)
+            loaded = by == CARD_FIT and bool(self._dry_run.engine.refused_by_load(self._request, [node]))
+            return NodeAnswer(node.name, by, why, resolvable, not refusals, loaded, cards=told)
         return NodeAnswer(
             node.name,
             score=round(float(self._worths[row]), 6),
@@ -146,6 +152,7 @@ def _card(card: CardLedger, why: str) -> CardAnswer:
         free_clients=0 if taken else gpu.mps_clients - card.clients,
         pods=card.pods,
         why=why,
+        beyond_requests_mib=card.beyond_mib,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from shoal.analysis.inspect.use import offered, unit_of_capacity, unit_of_inventory
+from shoal.analysis.live_load import LoadRules, SeenLoads, read_loads
 from shoal.kube.client import Client
 from shoal.kube.errors import ForbiddenError, NotFoundError
 from shoal.kube.objects.meta import Object
@@ -65,6 +66,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel
     policy_namespaces: tuple[str, ...] = (keti.NAMESPACE,)
     scheduler_names: tuple[str, ...] = (keti.SCHEDULER_NAME, kubernetes.DEFAULT_SCHEDULER)
     cluster_name: str = ""
+    live_load: LoadRules = LoadRules()
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -81,6 +83,8 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     priority_classes: tuple[PriorityClass, ...] = ()
     #: KETI's policy and gpushare's lists of sick cards.
     config_maps: tuple[ConfigMap, ...] = ()
+    #: What is measured of the cards.
+    loads: SeenLoads = SeenLoads()
     #: Kinds that could not be read, in words for a person.
     missing: tuple[str, ...] = ()
 
@@ -112,6 +116,11 @@ def settings_of(
             # The stock kube-scheduler asks the extender about the pods that name it.
             scheduler_names=(*config.scheduler_names, kubernetes.DEFAULT_SCHEDULER),
             cluster_name=config.cluster_name,
+            live_load=LoadRules(
+                source=config.live_load.source,
+                ttl_seconds=config.live_load.ttl_seconds,
+                tolerated_mib=config.live_load.tolerated_mib,
+            ),
         ), problems
     policy, known_from = _decided_by(pods)
     return SchedulerSettings(
@@ -191,8 +200,8 @@ async def read_snapshot(client: Client, *, unit: MemoryUnit | None = None) -> Cl
     storage = asyncio.gather(
         reading.all(VOLUMES, _STORAGE), reading.all(CLAIMS, _STORAGE), reading.all(STORAGE_CLASSES, _STORAGE)
     )
-    (nodes, pods, namespaces, budgets, priorities), (volumes, claims, classes), maps = await asyncio.gather(
-        workloads, storage, reading.config_maps()
+    (nodes, pods, namespaces, budgets, priorities), (volumes, claims, classes), maps, loads = await asyncio.gather(
+        workloads, storage, reading.config_maps(), read_loads(client)
     )
     found = {key_of(one): one for one in maps}
     settings, problem = settings_of(nodes.items, pods.items, found.pop(CONFIGMAP, None), unit=unit)
@@ -207,6 +216,7 @@ async def read_snapshot(client: Client, *, unit: MemoryUnit | None = None) -> Cl
         budgets=budgets,
         priority_classes=priorities,
         config_maps=tuple(found.values()),
+        loads=loads,
         missing=tuple(dict.fromkeys([*reading.missing, *problem])),
     )
 

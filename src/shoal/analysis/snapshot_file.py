@@ -82,6 +82,7 @@ def cleaned(snapshot: ClusterSnapshot) -> ClusterSnapshot:
         budgets=tuple(_budget(one) for one in snapshot.budgets),
         priority_classes=tuple(_priority_class(one) for one in snapshot.priority_classes),
         config_maps=tuple(_config_map(one) for one in snapshot.config_maps),
+        loads=snapshot.loads,
         missing=snapshot.missing,
     )
 

@@ -49,6 +49,8 @@ class PodExplanation(Answer, frozen=True):
     refused: str = ""
     #: What keeps it from being tried: gates, a group that is not complete, another scheduler.
     held_up: tuple[str, ...] = ()
+    #: Whether what is measured of the cards counts beside requests, and where it does not.
+    live_load: str = ""
     #: The scheduler's last word on the pod.
     condition: str = ""
     events: tuple[PodEvent, ...] = ()
@@ -92,6 +94,7 @@ def explain_pod(dry_run: DryRun, pod: Pod, *, events: Iterable[Event] = (), deta
     known = _with(known, asks=asked(request), policy=policy, policy_from=own)
     if not request.containers or finished(pod):
         return known
+    known = _with(known, live_load=dry_run.live_load)
     if pod.spec.node_name:
         return _placed(known, dry_run, pod, details)
     return _pending(known, dry_run, pod, details)

@@ -62,6 +62,10 @@ def help_for(lacking: Unschedulable) -> None:
     if lacking.clearing is not None:
         room = lacking.clearing
         lines.append(f"Were {listed(room.pods)} gone, it would fit on {room.node}; the scheduler sends nobody away.")
+    loaded = [node.node for node in lacking.nodes if node.by_live_load]
+    if loaded:
+        have = "has" if len(loaded) == 1 else "have"
+        lines.append(f"{listed(loaded)} {have} room by requests: when less is used beyond them, it is tried again.")
     roomy = [node for node in lacking.nodes if node.has_room]
     lines += [f"{one.node} has room, were it not for {one.refused_by}: {one.why}." for one in roomy[:_ROOMY]]
     if len(roomy) > _ROOMY:

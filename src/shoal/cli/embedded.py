@@ -10,7 +10,7 @@ import gc
 import os
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -30,6 +30,7 @@ from shoal.kube.client import Client
 from shoal.kubelet.host_paths import HostPaths
 from shoal.metrics import app as metrics
 from shoal.metrics.config import MetricsConfig
+from shoal.metrics.digest import DigestSettings
 from shoal.metrics.history_server import HistorySettings
 from shoal.metrics.processes import ContainerRef, container_in
 from shoal.metrics.snapshot import LatestSnapshot
@@ -64,6 +65,8 @@ class EmbeddedPlan:
     metrics: bool = False
     #: How often they read the cards.
     metrics_seconds: float = 5.0
+    #: When they tell the scheduler what is used.
+    digest: DigestSettings = field(default_factory=DigestSettings)
 
 
 class EmbeddedCluster:
@@ -184,6 +187,7 @@ class EmbeddedCluster:
             node_name=host.spec.name,
             memory_unit=self.plan.unit,
             interval_seconds=self.plan.metrics_seconds,
+            digest=self.plan.digest,
             history=HistorySettings(folder=str(host.folders.root / "history"), host=_LOOPBACK, port=0),
         )
         containers = SimulatedContainers(host)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Final
 
 import click
@@ -35,6 +36,10 @@ _COMMANDS: Final = {
 }
 
 
+#: Commands of the embedded cluster, which images leave out.
+_OF_EMBEDDED: Final = ("demo", "up")
+
+
 class _Commands(click.Group):
     """Loads a command when it is named, so that the others cost nothing."""
 
@@ -44,6 +49,11 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
+        if cmd_name in _OF_EMBEDDED and find_spec("shoal.embedded") is None:
+            raise click.ClickException(
+                f"there is no embedded cluster in this image, which shoal {cmd_name} needs: on a machine of your own, "
+                "pip install shoal[embedded]"
+            )
         module, _, name = _COMMANDS[cmd_name][0].partition(":")
         found = getattr(import_module(module), name)
         assert isinstance(found, click.Command)

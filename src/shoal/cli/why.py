@@ -136,6 +136,7 @@ def _tell_pending(found: PodExplanation, most: int) -> None:
 
     answers.say(f"{found.pod} waits for a node.", "yellow")
     answers.say(f"It asks for {found.asks}; policy {found.policy} ({found.policy_from}).")
+    _tell_load(found)
     for reason in found.held_up:
         answers.say(f"It is held up: {reason}.", "yellow")
     if found.unplaced is not None:
@@ -163,6 +164,7 @@ def _tell_placed(found: PodExplanation, most: int) -> None:
     rows = [["CONTAINER", "CARD", "UUID", "MODEL", "SHARE"]]
     rows += [[card.container, f"GPU{card.index}", card.uuid, card.model, card.share] for card in placed.cards]
     click.echo("\n" + aligned(rows))
+    _tell_load(found)
     now = "Were it placed now, by the cluster as it is and not as it was then"
     answers.say(f"{now}, policy {found.policy} ({found.policy_from}):\n")
     answers.choices(
@@ -172,6 +174,13 @@ def _tell_placed(found: PodExplanation, most: int) -> None:
         answers.say("It would fit nowhere.", "yellow")
     elif (found.would_go.node, found.would_go.indices) != (placed.node, placed.indices):
         answers.say(f"It would go to {found.would_go.node}, {cards(found.would_go.indices)}.")
+
+
+def _tell_load(found: PodExplanation) -> None:
+    from shoal.cli.answers import say
+
+    if found.live_load:
+        say(f"{found.live_load[0].upper()}{found.live_load[1:]}.")
 
 
 def _tell_said(found: PodExplanation) -> None:

@@ -25,6 +25,20 @@ NO_LIMIT: Final = 2**64 - 1
 _OLDEST_MPS: Final = (3, 5)
 #: CUDA of the first driver, R615, that limits the memory of cgroups.
 LIMITING_CUDA: Final = (13, 4)
+#: Why clocks are held down, in nvidia-smi's words and the order of the driver's bits. An idle card has a reason too.
+CLOCK_EVENT_REASONS: Final = (
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clock_setting",
+    "board_limit",
+    "reliability",
+)
 
 
 class ComputeMode(StrEnum):
@@ -229,7 +243,7 @@ class Sample:
     fan: int | None = None
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
-    #: Why the clocks are held down now, in NVIDIA's words (`sw_power_cap`, `hw_slowdown`, …); empty: they are not.
+    #: Why the clocks are held down now, of `CLOCK_EVENT_REASONS`; empty: they are not.
     clock_event_reasons: frozenset[str] | None = None
     #: Nanoseconds the clocks were held down, by cause: power, thermal, sync_boost, board_limit, low_utilisation,
     #: reliability. Causes the card does not tell are left out.

@@ -33,6 +33,8 @@ from shoal.gpu.protocol import (
     Driver,
     EventKind,
     MemoryLimit,
+    MigSample,
+    NvlinkCounters,
     PcieTraffic,
     Process,
     RemappedRows,
@@ -51,6 +53,8 @@ _XID_LOST = 79
 #: Of a watch nobody waits on, the oldest events go.
 _MAX_PENDING = 1024
 MIB = 2**20
+#: Causes for which these cards never hold their clocks down.
+_NEVER_VIOLATED = ("thermal", "sync_boost", "board_limit", "low_utilisation", "reliability")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class Program:
     utilisation: int
     cgroup: str | None = None
     mps: bool = False
+    #: The UUID of the MIG instance it runs on; None: nobody said on which.
+    instance: str | None = None
 
 
 def made_uuid(prefix: str, *seed: object) -> str:
@@ -126,6 +132,8 @@ class SimulatedCard:
             raise OutOfMemoryError(
                 f"process {program.pid} asks for {program.memory_bytes} bytes of {self.card.uuid}, {room} are free"
             )
+        if program.instance is not None:
+            self._fit_instance(program)
         if program.cgroup is None:
             return
         hard = self._limits.get(program.cgroup, MemoryLimit()).hard_bytes
@@ -153,20 +161,22 @@ class SimulatedCard:
         return CgroupMemory(self._limits.get(cgroup, MemoryLimit()), used)
 
     def sample(self, now: float) -> Sample:
-        """The readings at this moment."""
-        model = self.description.model
+        """The readings at this moment. In MIG mode nobody knows the load of the whole card, or of a program."""
+        model, mig = self.description.model, bool(self.card.mig)
         heat = physics.moved(self._heat, model, now)
         total, used = self.card.memory_bytes, self.used_bytes
         drawn = self._noisy(physics.power_w(model, heat.load), "power", now)
-
+        retires = model.ecc and not _remaps(model)
+        programs = sorted(self._programs.values(), key=lambda program: program.pid)
         return Sample(
             memory_total_bytes=total,
             memory_used_bytes=used,
             memory_free_bytes=total - used - (self.card.reserved_bytes or 0),
-            utilisation=round(100 * heat.load),
-            memory_utilisation=round(60 * heat.load),
-            encoder_utilisation=0,
-            decoder_utilisation=0,
+            memory_reserved_bytes=self.card.reserved_bytes,
+            utilisation=None if mig else round(100 * heat.load),
+            memory_utilisation=None if mig else round(60 * heat.load),
+            encoder_utilisation=None if mig else 0,
+            decoder_utilisation=None if mig else 0,
             temperature_c=round(heat.temperature_c),
             memory_temperature_c=physics.memory_temperature(model, heat.temperature_c),
             power_mw=min(model.power_w * 1000, round(1000 * drawn)),
@@ -174,15 +184,53 @@ class SimulatedCard:
             fan=physics.fan_percent(model, heat.temperature_c),
             sm_clock_mhz=physics.clock_mhz(model.sm_clock_mhz, heat.load),
             memory_clock_mhz=physics.clock_mhz(model.memory_clock_mhz, heat.load),
+            clock_event_reasons=physics.clock_event_reasons(heat.load),
+            violation_ns={**dict.fromkeys(_NEVER_VIOLATED, 0), "power": round(10**9 * heat.capped_s)},
             pcie_replays=0,
+            nvlink=self._nvlink(heat),
             ecc_corrected=self.ecc_corrected if model.ecc else None,
             ecc_uncorrected=self.ecc_uncorrected if model.ecc else None,
+            ecc_corrected_lifetime=self.ecc_corrected if model.ecc else None,
+            ecc_uncorrected_lifetime=self.ecc_uncorrected if model.ecc else None,
+            retired_single_bit=0 if retires else None,
+            retired_double_bit=0 if retires else None,
+            retired_pending=False if retires else None,
             remapped=RemappedRows(0, 0, False, False) if _remaps(model) else None,
-            processes=tuple(
-                Process(p.pid, p.memory_bytes, p.utilisation, p.mps)
-                for p in sorted(self._programs.values(), key=lambda p: p.pid)
+            profile=physics.profile(heat.load, linked=bool(self.card.links)) if _profiles(model) and not mig else None,
+            mig=tuple(
+                self._mig_sample(number, part, programs) for number, part in enumerate(self.card.mig_instances, start=1)
             ),
+            processes=tuple(_process(program, mig=mig) for program in programs),
         )
+
+    def _nvlink(self, heat: physics.Heat) -> NvlinkCounters | None:
+        if not self.card.links:
+            return None
+        passed = 1024 * round(physics.NVLINK * heat.busy_s / 1024)
+        return NvlinkCounters(passed, passed, 0, 0, 0, 0)
+
+    def _mig_sample(self, number: int, part: MigInstance, programs: Iterable[Program]) -> MigSample:
+        mine = [program for program in programs if program.instance == part.uuid]
+        total, used = part.memory_mib * MIB, sum(program.memory_bytes for program in mine)
+        return MigSample(
+            uuid=part.uuid,
+            profile=part.profile,
+            gpu_instance=number,
+            memory_total_bytes=total,
+            memory_used_bytes=used,
+            memory_free_bytes=total - used,
+            memory_reserved_bytes=0,
+            processes=tuple(_process(program, mig=True) for program in mine),
+        )
+
+    def _fit_instance(self, program: Program) -> None:
+        size = next(part.memory_mib for part in self.card.mig_instances if part.uuid == program.instance) * MIB
+        others = (p for p in self._programs.values() if p.instance == program.instance and p.pid != program.pid)
+        room = size - sum(other.memory_bytes for other in others)
+        if program.memory_bytes > room:
+            raise OutOfMemoryError(
+                f"process {program.pid} asks for {program.memory_bytes} bytes of {program.instance}, {room} are free"
+            )
 
     def pcie_traffic(self, now: float) -> PcieTraffic:
         """What passes over the bus, in whole kilobytes a second as the driver counts."""
@@ -194,6 +242,15 @@ class SimulatedCard:
 
     def _noisy(self, value: float, what: str, now: float) -> float:
         return physics.noisy(value, seed=self._seed, at=now, what=what)
+
+
+def _process(program: Program, *, mig: bool) -> Process:
+    return Process(program.pid, program.memory_bytes, None if mig else program.utilisation, program.mps)
+
+
+def _profiles(model: CardModel) -> bool:
+    """Hopper and newer count how busy their parts are."""
+    return model.compute_capability >= (9, 0)
 
 
 def _remaps(model: CardModel) -> bool:
@@ -256,6 +313,7 @@ class SimulatedNvml:
             uuid_of[description.index]: SimulatedCard(description, seed=seed, now=clock(), uuid_of=uuid_of)
             for description in described
         }
+        self._instances = {part.uuid: uuid for uuid, card in self._cards.items() for part in card.card.mig_instances}
         self._seen = {uuid for uuid, card in self._cards.items() if not card.lost}
 
     # The protocol
@@ -327,14 +385,18 @@ class SimulatedNvml:
     def add_process(
         self, uuid: str, pid: int, memory_bytes: int, utilisation: int, *, cgroup: str | None = None, mps: bool = False
     ) -> None:
-        """Start a program on a card, or change what it uses. OutOfMemoryError when card or cgroup have not as much."""
+        """Start a program on a card or MIG instance, or change what it uses.
+
+        OutOfMemoryError when card, instance or cgroup have not as much.
+        """
         with self._changed:
-            self._card(uuid).put(Program(pid, memory_bytes, utilisation, cgroup, mps), self._clock())
+            card, instance = self._place(uuid)
+            card.put(Program(pid, memory_bytes, utilisation, cgroup, mps, instance), self._clock())
 
     def remove_process(self, uuid: str, pid: int) -> None:
         """End a program; one that does not run is no error."""
         with self._changed:
-            self._known(uuid).end(pid, self._clock())
+            self._known(self._instances.get(uuid, uuid)).end(pid, self._clock())
 
     def raise_xid(self, uuid: str, xid: int) -> None:
         """Have a card report an XID error."""
@@ -379,6 +441,11 @@ class SimulatedNvml:
         for watch in self._watches:
             watch.pending.append(event)
         self._changed.notify_all()
+
+    def _place(self, uuid: str) -> tuple[SimulatedCard, str | None]:
+        """A card by its own UUID, or by that of one of its MIG instances."""
+        card = self._instances.get(uuid)
+        return (self._card(uuid), None) if card is None else (self._card(card), uuid)
 
     def _known(self, uuid: str) -> SimulatedCard:
         card = self._cards.get(uuid)

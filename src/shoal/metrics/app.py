@@ -22,10 +22,12 @@ from shoal.metrics import overuse
 from shoal.metrics.cgroups import ContainerFolders, HostCgroups
 from shoal.metrics.collector import CardReader, Collector, OpenNvml
 from shoal.metrics.config import MetricsConfig
-from shoal.metrics.exporter.server import Exporter
+from shoal.metrics.digest import DigestWriter
+from shoal.metrics.exporter.server import Exporter, InfluxSource
 from shoal.metrics.history_points import HistoryKeeper
 from shoal.metrics.history_server import HistoryServer
 from shoal.metrics.influx_writer import InfluxWriter
+from shoal.metrics.keti_grpc import KetiCollector
 from shoal.metrics.node_pods import KnownPod, NodeContainers
 from shoal.metrics.overuse import Overuse
 from shoal.metrics.processes import HostProcesses, ProcessOwners
@@ -43,14 +45,20 @@ SnapshotReader = tuple[str, Callable[[LatestSnapshot], Awaitable[None]]]
 def snapshot_readers(config: MetricsConfig, client: Client) -> list[SnapshotReader]:
     """All that read snapshots and are switched on. Each is built from its own settings."""
     readers: list[SnapshotReader] = []
+    influx = InfluxWriter(config.influx) if config.influx is not None else None
     if config.exporter is not None:
-        readers.append(("exporter", Exporter(config.exporter, client).run))
+        sources = [InfluxSource(influx.buffer)] if influx is not None else []
+        readers.append(("exporter", Exporter(config.exporter, client, sources=sources).run))
     if config.history is not None:
         readers.append(("history", HistoryKeeper(Path(config.history.folder)).run))
         if config.history.serve:
             readers.append(("history server", HistoryServer(config.history, client, config.node_name).run))
-    if config.influx is not None:
-        readers.append(("InfluxDB", InfluxWriter(config.influx).run))
+    if influx is not None:
+        readers.append(("InfluxDB", influx.run))
+    if config.keti is not None:
+        readers.append(("KETI's gRPC", KetiCollector(config.keti).run))
+    if config.digest is not None:
+        readers.append(("live load", DigestWriter(config.digest, client, config.node_name).run))
     return readers
 
 

@@ -6,9 +6,11 @@ from typing import Annotated
 
 import msgspec
 
+from shoal.metrics.digest import DigestSettings
 from shoal.metrics.exporter.settings import ExporterSettings
 from shoal.metrics.history_server import HistorySettings
 from shoal.metrics.influx_writer import InfluxSettings
+from shoal.metrics.keti_grpc import KetiGrpcSettings
 from shoal.model.contract.gpushare import MemoryUnit
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
@@ -31,6 +33,10 @@ class MetricsConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     history: HistorySettings | None = None
     #: The InfluxDB that KETI's measurements are written to; none unless it is there.
     influx: InfluxSettings | None = None
+    #: KETI's gRPC, which is plain text and asks nobody who he is: off unless it is there.
+    keti: KetiGrpcSettings | None = None
+    #: The digest by which the scheduler knows what is used; none unless it is there. deploy/metrics has it.
+    digest: DigestSettings | None = None
     #: The port for Prometheus. `shoal metrics` has it also where the file says nothing of it.
     exporter: ExporterSettings | None = None
     # Each part has its settings here: `part: PartConfig = PartConfig()`.

@@ -183,13 +183,15 @@ class NodeContainers:
     def find(self, ref: ContainerRef) -> tuple[KnownPod, str] | None:
         """The pod of a container and the container's name, empty while kubelet has not told it; None for no pod's.
 
-        What the cgroup says and what the API server says must agree.
+        The UID in the cgroup's name is kubelet's word, and counts first: annotations and status can be written by
+        others. Only a cgroup without any pod's UID may be a static pod's, by its hash and a container that it has.
         """
-        uid = self._owners.get(ref.container_id, ref.pod_uid)
-        pod = self._pods.get(uid)
-        if pod is None or ref.pod_uid not in (pod.uid, pod.hash):
-            pod = self._pods.get(ref.pod_uid)
-        return None if pod is None else (pod, pod.containers.get(ref.container_id, ""))
+        pod = self._pods.get(ref.pod_uid)
+        if pod is None:
+            pod = self._pods.get(self._owners.get(ref.container_id, ""))
+            if pod is None or pod.hash != ref.pod_uid:
+                return None
+        return pod, pod.containers.get(ref.container_id, "")
 
     def on_pod(self, change: Change[Pod]) -> None:
         """The watch tells of a change."""

@@ -7,8 +7,12 @@
  *   event CARD TYPE DATA          an event of NVML's type, delivered once to each event set made before it was written
  *   card UUID                     begins a card; its index is its place. What follows is about it
  *   name NVIDIA A30               its product name
- *   KEY NUMBER                    a reading (see the functions below); a reading that is not given is not supported
- *   process PID BYTES LOAD MPS    a process, by MPS or not (1, 0)
+ *   KEY NUMBER                    a reading (see the functions below); a reading that is not given is not supported.
+ *                                 `field_82` is NVML's field of that number, and `error field_82 CODE` its failure;
+ *                                 `gpm_1` is GPM's metric of that number, in millionths; `time` is the driver's, in
+ *                                 microseconds, when its processes computed last (not given: now)
+ *   hang FUNCTION                 the function does not return for this card until the line is gone
+ *   process PID BYTES LOAD MPS PART   a process, by MPS or not (1, 0), on the MIG partition of this place (from 1; 0: none)
  *   remapped CORRECTED UNCORRECTED PENDING FAILED
  *   link TYPE DOMAIN BUS DEVICE   the next NVLink and its other end: 0 a card, 2 a switch, 255 inactive
  *   mig SLICES MEGABYTES UUID NAME…
@@ -28,18 +32,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define NVML_NO_UNVERSIONED_FUNC_DEFS /* the older names of calls too */
 #include <nvml.h>
 
-enum { CARDS = 64, NUMBERS = 64, PROCESSES = 128, LINKS = 36, PARTS = 8, CGROUPS = 64, EVENTS = 1024, ERRORS = 32 };
+enum { CARDS = 64, NUMBERS = 160, PROCESSES = 128, LINKS = 36, PARTS = 8, CGROUPS = 64, EVENTS = 1024, ERRORS = 32 };
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
 struct number { char key[32]; u64 value; };
 struct error { char function[64]; nvmlReturn_t code; };
-struct running { u32 pid; u64 memory; u32 load, mps; };
+struct running { u32 pid; u64 memory; u32 load, mps, part; };
 struct link { u32 type, domain, bus, device; };
 struct part { u32 slices; u64 megabytes; char uuid[96], name[96]; };
 struct cgroup { u64 used; char path[512]; };
@@ -52,6 +57,7 @@ struct card {
     struct part parts[PARTS]; int part_count;
     struct cgroup cgroups[CGROUPS]; int cgroup_count;
     struct error errors[ERRORS]; int error_count;
+    struct error hangs[ERRORS]; int hang_count;
 };
 static struct {
     char driver[80]; int cuda;
@@ -76,12 +82,18 @@ static void add_error(struct error *errors, int *count, const char *text) {
     if (*count < ERRORS && sscanf(text, "%63s %u", found.function, &found.code) == 2) errors[(*count)++] = found;
 }
 
+static void add_hang(struct card *card, const char *text) {
+    struct error *found = &card->hangs[card->hang_count];
+    if (card->hang_count < ERRORS && sscanf(text, "%63s", found->function) == 1) found->code = NVML_ERROR_TIMEOUT, card->hang_count++;
+}
+
 static void read_card_line(struct card *card, const char *word, const char *rest) {
-    struct running running; struct link link; struct part part = {0}; struct cgroup cgroup; struct number number;
-    if (!strcmp(word, "name")) snprintf(card->name, sizeof card->name, "%s", rest);
+    struct running running = {0}; struct link link; struct part part = {0}; struct cgroup cgroup; struct number number;
+    if (!strcmp(word, "hang")) add_hang(card, rest);
+    else if (!strcmp(word, "name")) snprintf(card->name, sizeof card->name, "%s", rest);
     else if (!strcmp(word, "process")) {
         if (card->running_count < PROCESSES
-            && sscanf(rest, "%u %llu %u %u", &running.pid, &running.memory, &running.load, &running.mps) == 4)
+            && sscanf(rest, "%u %llu %u %u %u", &running.pid, &running.memory, &running.load, &running.mps, &running.part) >= 4)
             card->running[card->running_count++] = running;
     } else if (!strcmp(word, "remapped")) {
         u32 *rows = card->remapped;
@@ -156,6 +168,12 @@ static nvmlReturn_t card_of(nvmlDevice_t device, const char *function, struct ca
     u64 lost = 0;
     if (index >= (size_t)state.card_count) return NVML_ERROR_INVALID_ARGUMENT;
     *card = &state.cards[index];
+    while (failing((*card)->hangs, (*card)->hang_count, function)) { /* the others go on meanwhile */
+        pthread_mutex_unlock(&lock);
+        usleep(5000);
+        pthread_mutex_lock(&lock);
+        refresh();
+    }
     if (place > (size_t)(*card)->part_count || (place && !part)) return NVML_ERROR_INVALID_ARGUMENT;
     if (part) *part = place ? &(*card)->parts[place - 1] : NULL;
     if (number(*card, "lost", &lost) == NVML_SUCCESS && lost) return NVML_ERROR_GPU_IS_LOST;
@@ -252,19 +270,32 @@ nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *buffer, u32 size) {
     WITH_CARD(device, &part);
     return leave(text(part ? part->name : card->name, buffer, size));
 }
+/* Total, used and reserved of a card, or of a MIG partition, which keeps nothing for itself. */
+static nvmlReturn_t memory_of(struct card *card, struct part *part, u64 *total, u64 *used, u64 *reserved) {
+    *reserved = 0;
+    if (!part) return number(card, "memory", total) || number(card, "used", used) ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
+    *total = part->megabytes << 20, *used = 0;
+    for (int i = 0; i < card->running_count; i++)
+        if (card->running[i].part == (u32)(part - card->parts) + 1) *used += card->running[i].memory;
+    return NVML_SUCCESS;
+}
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
     u64 reserved = 0;
-    WITH_CARD(device, NULL);
-    failed = number(card, "memory", &memory->total) || number(card, "used", &memory->used);
-    number(card, "reserved", &reserved);
+    struct part *part;
+    WITH_CARD(device, &part);
+    failed = memory_of(card, part, &memory->total, &memory->used, &reserved);
+    if (!part) number(card, "reserved", &reserved);
     memory->used += reserved; /* the older call does not tell them apart */
     memory->free = memory->total - memory->used;
-    return leave(failed ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS);
+    return leave(failed);
 }
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory) {
-    WITH_CARD(device, NULL);
-    failed = number(card, "memory", &memory->total) || number(card, "used", &memory->used)
-        || number(card, "reserved", &memory->reserved);
+    u64 reserved = 0;
+    struct part *part;
+    WITH_CARD(device, &part);
+    failed = memory_of(card, part, &memory->total, &memory->used, &reserved);
+    if (!failed && !part) failed = number(card, "reserved", &reserved);
+    memory->reserved = reserved;
     memory->free = memory->total - memory->used - memory->reserved;
     return leave(failed ? NVML_ERROR_NOT_SUPPORTED : memory->version != nvmlMemory_v2 ? NVML_ERROR_ARGUMENT_VERSION_MISMATCH : NVML_SUCCESS);
 }
@@ -351,13 +382,23 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
 }
 nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, u64 *energy) {
     WITH_CARD(device, NULL);
-    return leave(number(card, "energy", energy));
+    return leave(number(card, "field_83", energy));
 }
 nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t type, nvmlEccCounterType_t counter, u64 *count) {
-    (void)counter;
+    char key[32];
     WITH_CARD(device, NULL);
-    return leave(number(card, type == NVML_MEMORY_ERROR_TYPE_UNCORRECTED ? "ecc_uncorrected" : "ecc_corrected", count));
+    snprintf(key, sizeof key, "field_%d", 3 + (counter == NVML_AGGREGATE_ECC ? 2 : 0) + (type == NVML_MEMORY_ERROR_TYPE_UNCORRECTED));
+    return leave(number(card, key, count));
 }
+static nvmlReturn_t clock_events(nvmlDevice_t device, u64 *reasons, const char *function) {
+    struct card *card = NULL;
+    nvmlReturn_t failed = enter(function);
+    if (!failed) failed = card_of(device, function, &card, NULL);
+    return leave(failed ? failed : number(card, "clock_events", reasons));
+}
+nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, u64 *reasons) { return clock_events(device, reasons, __func__); }
+/* As drivers before R535 have it. */
+nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, u64 *reasons) { return clock_events(device, reasons, __func__); }
 
 nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, u32 *corrected, u32 *uncorrected, u32 *pending_, u32 *failed_) {
     WITH_CARD(device, NULL);
@@ -368,13 +409,58 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, u32 *corrected, u32 
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *fields) {
     WITH_CARD(device, NULL);
     for (int i = 0; i < count; i++) {
+        char key[32];
         u64 found = 0;
-        int known = fields[i].fieldId == NVML_FI_DEV_MEMORY_TEMP;
-        fields[i].nvmlReturn = known ? number(card, "memory_temperature", &found) : NVML_ERROR_NOT_SUPPORTED;
-        fields[i].valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
-        fields[i].value.uiVal = found;
+        int links = fields[i].fieldId == NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX || fields[i].fieldId == NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX;
+        snprintf(key, sizeof key, "field_%u", fields[i].fieldId);
+        nvmlReturn_t told = failing(card->errors, card->error_count, key);
+        if (!told && links && fields[i].scopeId != ~0u) told = NVML_ERROR_INVALID_ARGUMENT;
+        fields[i].nvmlReturn = told ? told : number(card, key, &found);
+        if (fields[i].fieldId == NVML_FI_DEV_MEMORY_TEMP) fields[i].valueType = NVML_VALUE_TYPE_UNSIGNED_INT, fields[i].value.uiVal = found;
+        else fields[i].valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, fields[i].value.ullVal = found;
     }
     return leave(NVML_SUCCESS);
+}
+
+/* GPM: a sample only remembers its card; what lies between two of them is what the file says now. */
+struct nvmlGpmSample_st { nvmlDevice_t device; };
+nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support) {
+    u64 any = 0;
+    WITH_CARD(device, NULL);
+    support->isSupportedDevice = number(card, "gpm_1", &any) == NVML_SUCCESS;
+    return leave(support->version != NVML_GPM_SUPPORT_VERSION ? NVML_ERROR_ARGUMENT_VERSION_MISMATCH : NVML_SUCCESS);
+}
+nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *sample) {
+    nvmlReturn_t failed = enter(__func__);
+    if (!failed && !(*sample = calloc(1, sizeof **sample))) failed = NVML_ERROR_MEMORY;
+    return leave(failed);
+}
+nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample) {
+    nvmlReturn_t failed = enter(__func__);
+    if (!failed) free(sample);
+    return leave(failed);
+}
+nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample) {
+    WITH_CARD(device, NULL);
+    sample->device = device;
+    return leave(NVML_SUCCESS);
+}
+nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *asked) {
+    nvmlGpmSample_t one = asked->sample1, two = asked->sample2;
+    struct card *card = NULL;
+    nvmlReturn_t failed = enter(__func__);
+    if (!failed && asked->version != NVML_GPM_METRICS_GET_VERSION) failed = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    if (!failed && (one == two || !one->device || one->device != two->device || asked->numMetrics > NVML_GPM_METRIC_MAX))
+        failed = NVML_ERROR_INVALID_ARGUMENT;
+    if (!failed) failed = card_of(one->device, __func__, &card, NULL);
+    for (u32 i = 0; !failed && i < asked->numMetrics; i++) {
+        char key[32];
+        u64 found = 0;
+        snprintf(key, sizeof key, "gpm_%u", asked->metrics[i].metricId);
+        asked->metrics[i].nvmlReturn = number(card, key, &found);
+        asked->metrics[i].value = (double)found / 1e6;
+    }
+    return leave(failed);
 }
 
 nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, u32 *count) {
@@ -387,6 +473,13 @@ nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, u32 index,
     WITH_CARD(device, NULL);
     if (index >= (u32)card->part_count) return leave(NVML_ERROR_NOT_FOUND);
     *part = handle_of(index_of(card), (int)index + 1);
+    return leave(NVML_SUCCESS);
+}
+nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, u32 *id) {
+    struct part *part;
+    WITH_CARD(device, &part);
+    if (!part) return leave(NVML_ERROR_NOT_SUPPORTED);
+    *id = (u32)(part - card->parts) + 1;
     return leave(NVML_SUCCESS);
 }
 nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes) {
@@ -419,44 +512,55 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, u32 link, 
     return leave(NVML_SUCCESS);
 }
 
-static nvmlReturn_t list(struct card *card, u32 mps, u32 *size, nvmlProcessInfo_v2_t *processes) {
-    u32 count = 0, room = *size;
+/* All processes of a card, or those of a MIG partition. */
+static nvmlReturn_t list(nvmlDevice_t device, u32 mps, u32 *size, nvmlProcessInfo_v2_t *processes, const char *function) {
+    u32 count = 0, room = *size, place = 0;
+    struct card *card = NULL;
+    struct part *part = NULL;
+    nvmlReturn_t failed = enter(function);
+    if (!failed) failed = card_of(device, function, &card, &part);
+    if (failed) return leave(failed);
+    if (part) place = (u32)(part - card->parts) + 1;
     for (int i = 0; i < card->running_count; i++) {
         struct running *running = &card->running[i];
-        if (running->mps != mps) continue;
-        if (processes && count < room) processes[count] = (nvmlProcessInfo_v2_t){running->pid, running->memory, ~0u, ~0u};
+        if (running->mps != mps || (place && running->part != place)) continue;
+        if (processes && count < room) processes[count] = (nvmlProcessInfo_v2_t){running->pid, running->memory, running->part ? running->part : ~0u, ~0u};
         count++;
     }
     *size = count;
-    return count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+    return leave(count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS);
 }
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, u32 *size, nvmlProcessInfo_v2_t *processes) {
-    WITH_CARD(device, NULL);
-    return leave(list(card, 0, size, processes));
+    return list(device, 0, size, processes, __func__);
 }
 nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, u32 *size, nvmlProcessInfo_v2_t *processes) {
-    WITH_CARD(device, NULL);
-    return leave(list(card, 1, size, processes));
+    return list(device, 1, size, processes, __func__);
 }
 /* As drivers before R510 have it. */
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, u32 *size, nvmlProcessInfo_v2_t *processes) {
-    WITH_CARD(device, NULL);
-    return leave(list(card, 0, size, processes));
+    return list(device, 0, size, processes, __func__);
 }
 nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t device, u32 *size, nvmlProcessInfo_v2_t *processes) {
-    WITH_CARD(device, NULL);
-    return leave(list(card, 1, size, processes));
+    return list(device, 1, size, processes, __func__);
 }
+/* The processes that computed after a moment; asked since 0, all that ever did. Not known in MIG mode. */
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *loads, u32 *size, u64 since) {
-    (void)since;
+    struct timespec now;
+    u64 at, mig = 0;
+    u32 count = 0;
     WITH_CARD(device, NULL);
-    u32 room = *size;
-    *size = card->running_count;
-    if (!card->running_count) return leave(NVML_ERROR_NOT_FOUND);
-    if (!loads || room < *size) return leave(NVML_ERROR_INSUFFICIENT_SIZE);
-    for (u32 i = 0; i < *size; i++)
-        loads[i] = (nvmlProcessUtilizationSample_t){card->running[i].pid, 1000 + i, card->running[i].load, 0, 0, 0};
-    return leave(NVML_SUCCESS);
+    if (number(card, "mig_mode", &mig) == NVML_SUCCESS && mig) return leave(NVML_ERROR_NOT_SUPPORTED);
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (number(card, "time", &at)) at = (u64)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+    for (int i = 0; at > since && i < card->running_count; i++) {
+        if (!card->running[i].load) continue;
+        if (loads && count < *size)
+            loads[count] = (nvmlProcessUtilizationSample_t){card->running[i].pid, at, card->running[i].load, 0, 0, 0};
+        count++;
+    }
+    failed = !count ? NVML_ERROR_NOT_FOUND : !loads || count > *size ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+    *size = count;
+    return leave(failed);
 }
 
 static u32 told_mode(int index) {

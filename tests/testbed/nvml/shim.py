@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from shoal.gpu.describe import CardDescription
-from shoal.gpu.protocol import Card, Driver, Sample
+from shoal.gpu.protocol import CLOCK_EVENT_REASONS, Card, Driver, NvlinkCounters, Profile, Sample
 
 SOURCE = Path(__file__).with_name("libnvidia-ml.c")
 LIBRARY = "libnvidia-ml.so.1"
@@ -84,9 +84,15 @@ def describe(
     *,
     events: Iterable[tuple[int, str, int]] = (),
     errors: Iterable[tuple[str, int]] = (),
+    hangs: Iterable[tuple[int, str]] = (),
+    time: float | None = None,
     cgroups: Mapping[tuple[int, str], int] | None = None,
 ) -> str:
-    """The file of a machine. A card without a sample is lost. `cgroups` is used bytes by card and path."""
+    """The file of a machine. A card without a sample is lost. `cgroups` is used bytes by card and path.
+
+    `hangs` are functions that do not return, by the card's index. `time` is when its processes computed last, by the
+    driver's clock in seconds; without one they always do.
+    """
     major, minor = driver.cuda or (0, 0)
     lines = [f"driver {driver.version}", f"cuda {1000 * major + 10 * minor}"]
     lines += [f"error {function} {code}" for function, code in errors]
@@ -94,7 +100,9 @@ def describe(
     address = {card.index: card.pci for card, _, _ in cards}
     for card, sample, description in cards:
         lines += _fixed(card, description, address)
-        lines += ["lost 1"] if sample is None else _readings(card, sample)
+        lines += ["lost 1"] if sample is None else _readings(sample)
+        lines += [f"hang {function}" for index, function in hangs if index == card.index]
+        lines += [] if time is None else [f"time {round(time * 10**6)}"]
         lines += [f"cgroup {used} {path}" for (index, path), used in (cgroups or {}).items() if index == card.index]
     lines += [f"event {index} {EVENT_TYPES[kind]} {data}" for index, kind, data in events]
     return "\n".join(lines) + "\n"
@@ -138,7 +146,8 @@ def _fixed(card: Card, description: CardDescription, address: Mapping[int, str])
     return lines
 
 
-def _readings(card: Card, sample: Sample) -> list[str]:
+def _readings(sample: Sample) -> list[str]:
+    reasons = sample.clock_event_reasons
     lines = _numbers(
         {
             "used": sample.memory_used_bytes,
@@ -147,26 +156,77 @@ def _readings(card: Card, sample: Sample) -> list[str]:
             "encoder": sample.encoder_utilisation,
             "decoder": sample.decoder_utilisation,
             "temperature": sample.temperature_c,
-            "memory_temperature": sample.memory_temperature_c,
             "power": sample.power_mw,
-            "energy": sample.energy_mj,
             "fan": sample.fan,
             "sm_clock": sample.sm_clock_mhz,
             "memory_clock": sample.memory_clock_mhz,
+            "clock_events": None if reasons is None else sum(1 << CLOCK_EVENT_REASONS.index(name) for name in reasons),
             "pcie_sent": None if sample.pcie_sent is None else sample.pcie_sent // 1000,
             "pcie_received": None if sample.pcie_received is None else sample.pcie_received // 1000,
             "replays": sample.pcie_replays,
-            "ecc_corrected": sample.ecc_corrected,
-            "ecc_uncorrected": sample.ecc_uncorrected,
+            **{f"field_{number}": value for number, value in _fields(sample).items()},
+            **{f"gpm_{number}": value for number, value in _gpm(sample.profile).items()},
         }
     )
     if sample.remapped is not None:
         rows = sample.remapped
         numbers = rows.corrected, rows.uncorrected, int(rows.pending), int(rows.failed)
         lines.append("remapped {} {} {} {}".format(*numbers))
+    part_of = {process.pid: place for place, part in enumerate(sample.mig, start=1) for process in part.processes}
     for process in sample.processes:
-        lines.append(f"process {process.pid} {process.memory_bytes} {process.utilisation} {int(process.mps)}")
+        part = part_of.get(process.pid, 0)
+        lines.append(
+            f"process {process.pid} {process.memory_bytes} {process.utilisation or 0} {int(process.mps)} {part}"
+        )
     return lines
+
+
+def _fields(sample: Sample) -> dict[int, int | None]:
+    """NVML's fields by their numbers in the header."""
+    causes = ("power", "thermal", "sync_boost", "board_limit", "low_utilisation", "reliability")
+    links = sample.nvlink or NvlinkCounters()
+    return {
+        3: sample.ecc_corrected,
+        4: sample.ecc_uncorrected,
+        5: sample.ecc_corrected_lifetime,
+        6: sample.ecc_uncorrected_lifetime,
+        29: sample.retired_single_bit,
+        30: sample.retired_double_bit,
+        31: None if sample.retired_pending is None else int(sample.retired_pending),
+        38: links.crc_flit_errors,
+        45: links.crc_data_errors,
+        52: links.replay_errors,
+        59: links.recovery_errors,
+        **{74 + place: sample.violation_ns.get(cause) for place, cause in enumerate(causes)},
+        82: sample.memory_temperature_c,
+        83: sample.energy_mj,
+        138: None if links.sent_bytes is None else links.sent_bytes // 1024,
+        139: None if links.received_bytes is None else links.received_bytes // 1024,
+    }
+
+
+def _gpm(profile: Profile | None) -> dict[int, int | None]:
+    """GPM's metrics by their numbers in the header, in millionths of percent and of MiB a second."""
+    if profile is None:
+        return {}
+    shares = {
+        1: profile.graphics_active,
+        2: profile.sm_active,
+        3: profile.sm_occupancy,
+        5: profile.tensor_active,
+        10: profile.dram_active,
+        11: profile.fp64_active,
+        12: profile.fp32_active,
+        13: profile.fp16_active,
+    }
+    rates = {
+        20: profile.pcie_sent,
+        21: profile.pcie_received,
+        60: profile.nvlink_received,
+        61: profile.nvlink_sent,
+    }
+    found = {number: None if share is None else round(share * 100 * 10**6) for number, share in shares.items()}
+    return found | {number: None if rate is None else round(rate / 2**20 * 10**6) for number, rate in rates.items()}
 
 
 def _numbers(numbers: Mapping[str, int | None]) -> list[str]:

@@ -20,8 +20,11 @@ from shoal.model.contract.gpushare import MemoryUnit
 _FILE: Final = "kustomization.yaml"
 _KNOWN: Final = {"apiVersion", "kind", "resources", "nameSuffix", "patches"}
 _FOLDERS: Final = {MemoryUnit.GIB: "admission", MemoryUnit.MIB: "admission-mib"}
-#: What keeps an agent to its own node.
+#: What keeps an agent to its own node, and a collector.
 _FENCE: Final = Path("agent") / "own-node.yaml"
+_LOADS: Final = (Path("metrics") / "live-load.yaml", Path("metrics") / "own-lease.yaml")
+#: What others stand on comes first, and what puts policies in force last.
+_ORDER: Final = ("Namespace", "ClusterRole", "Role")
 #: The rights of those who look.
 _VIEWER: Final = Path("rbac") / "viewer.yaml"
 
@@ -31,14 +34,19 @@ class ManifestError(Exception):
 
 
 def shipped(unit: MemoryUnit) -> list[Object]:
-    """The policies for clusters that count memory in a unit, the fence of the agents, the roles that go with them, and
-    those of viewers.
+    """The policies for clusters that count memory in a unit, the fences of agents and collectors, and the roles: theirs,
+    and those of viewers.
 
     Roles come first: who may write decisions must be known before anybody is asked.
     """
     folder = _deploy()
-    found = [*rendered(folder / _FOLDERS[unit]), *_documents(folder / _FENCE), *_documents(folder / _VIEWER)]
-    return sorted(found, key=lambda obj: (obj["kind"] != "ClusterRole", "Binding" in obj["kind"]))
+    fences = [obj for path in (_FENCE, *_LOADS, _VIEWER) for obj in _documents(folder / path)]
+    return sorted([*rendered(folder / _FOLDERS[unit]), *fences], key=_place)
+
+
+def _place(obj: Object) -> tuple[int, bool]:
+    kind = obj["kind"]
+    return _ORDER.index(kind) if kind in _ORDER else len(_ORDER), "Binding" in kind
 
 
 def rendered(folder: Path) -> list[Object]:

@@ -1,4 +1,4 @@
-"""Reads cards through NVML: what they are, how they are linked and cut, and what they measure now.
+"""Reads cards through NVML: what they are, how they are linked and cut.
 
 A reading that a card does not offer is None.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pynvml  # type: ignore[import-untyped]
 
 from shoal.gpu.errors import GpuError
-from shoal.gpu.nvml.library import ask, reading
-from shoal.gpu.protocol import Card, CardLimits, PcieTraffic, Process, RemappedRows, Sample
+from shoal.gpu.nvml.library import Readings, ask, reading
+from shoal.gpu.protocol import Card, CardLimits
 from shoal.model.gpu import Link, MigInstance
 
 #: A bit set of NUMA nodes: 16 × 64 of them.
@@ -26,10 +26,6 @@ _MIG_IN_NAME: Final = " MIG "
 _UUID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,95}")
 _MEBIBYTE: Final = 2**20
 _GIBIBYTE: Final = 2**30
-_KILOBYTE: Final = 1000
-#: Newest first: a driver has one of them.
-_COMPUTE: Final = (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetComputeRunningProcesses_v2)
-_MPS: Final = (pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,8 @@ def read_card(handle: Any, index: int) -> tuple[Card, LinkEnds]:
         mig=None if mig is None else mig[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
     )
     if card.mig:
-        card = replace(card, mig_instances=_instances(what, handle, total))
+        parts = mig_parts(Readings(what), handle, total)
+        card = replace(card, mig_instances=tuple(instance for _, instance in parts))
     return card, _ends(what, handle)
 
 
@@ -101,18 +98,19 @@ def _limits(what: str, handle: Any) -> CardLimits:
     )
 
 
-def _instances(what: str, handle: Any, total_bytes: int) -> tuple[MigInstance, ...]:
-    found = []
-    for slot in range(reading(what, pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
-        part = reading(what, pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot)
-        uuid = None if part is None else reading(what, pynvml.nvmlDeviceGetUUID, part)
-        attributes = None if part is None else reading(what, pynvml.nvmlDeviceGetAttributes_v2, part)
+def mig_parts(readings: Readings, handle: Any, total_bytes: int) -> Iterator[tuple[Any, MigInstance]]:
+    """The MIG instances of a card, each with its handle. A place without one is no failure."""
+    for slot in range(readings.get(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+        part = readings.get(
+            pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot, nothing={pynvml.NVML_ERROR_NOT_FOUND: None}
+        )
+        uuid = None if part is None else readings.get(pynvml.nvmlDeviceGetUUID, part)
+        attributes = None if part is None else readings.get(pynvml.nvmlDeviceGetAttributes_v2, part)
         if uuid is None or attributes is None or not _UUID.fullmatch(uuid):
             continue
-        name = reading(what, pynvml.nvmlDeviceGetName, part) or ""
+        name = readings.get(pynvml.nvmlDeviceGetName, part) or ""
         profile = name.partition(_MIG_IN_NAME)[2] or _profile(attributes, total_bytes)
-        found.append(MigInstance(uuid, profile, attributes.memorySizeMB))
-    return tuple(found)
+        yield part, MigInstance(uuid, profile, attributes.memorySizeMB)
 
 
 def _profile(attributes: Any, total_bytes: int) -> str:
@@ -157,80 +155,3 @@ def linked(cards: list[tuple[Card, LinkEnds]]) -> tuple[Card, ...]:
         links = tuple(Link(peer, count) for peer, count in lanes.items() if count)
         result.append(replace(card, links=links))
     return tuple(result)
-
-
-def read_sample(handle: Any, what: str) -> Sample:
-    """All readings of a card."""
-
-    def get(call: Any, *arguments: object) -> Any:
-        return reading(what, call, handle, *arguments)
-
-    memory = get(pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2) or get(pynvml.nvmlDeviceGetMemoryInfo)
-    load = get(pynvml.nvmlDeviceGetUtilizationRates)
-    encoder = get(pynvml.nvmlDeviceGetEncoderUtilization)
-    decoder = get(pynvml.nvmlDeviceGetDecoderUtilization)
-    ecc = pynvml.nvmlDeviceGetTotalEccErrors
-    return Sample(
-        memory_total_bytes=memory and memory.total,
-        memory_used_bytes=memory and memory.used,
-        memory_free_bytes=memory and memory.free,
-        utilisation=load and load.gpu,
-        memory_utilisation=load and load.memory,
-        encoder_utilisation=encoder and encoder[0],
-        decoder_utilisation=decoder and decoder[0],
-        temperature_c=get(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
-        memory_temperature_c=_field(get(pynvml.nvmlDeviceGetFieldValues, [pynvml.NVML_FI_DEV_MEMORY_TEMP])),
-        power_mw=get(pynvml.nvmlDeviceGetPowerUsage),
-        energy_mj=get(pynvml.nvmlDeviceGetTotalEnergyConsumption),
-        fan=get(pynvml.nvmlDeviceGetFanSpeed),
-        sm_clock_mhz=get(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
-        memory_clock_mhz=get(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM),
-        pcie_replays=get(pynvml.nvmlDeviceGetPcieReplayCounter),
-        ecc_corrected=get(ecc, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC),
-        ecc_uncorrected=get(ecc, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
-        remapped=_remapped(get(pynvml.nvmlDeviceGetRemappedRows)),
-        processes=_processes(handle, what),
-    )
-
-
-def read_pcie(handle: Any, what: str) -> PcieTraffic:
-    """What passes over a card's bus: two readings of about 20 ms each."""
-    sent = reading(what, pynvml.nvmlDeviceGetPcieThroughput, handle, pynvml.NVML_PCIE_UTIL_TX_BYTES)
-    received = reading(what, pynvml.nvmlDeviceGetPcieThroughput, handle, pynvml.NVML_PCIE_UTIL_RX_BYTES)
-    return PcieTraffic(
-        sent=None if sent is None else sent * _KILOBYTE,
-        received=None if received is None else received * _KILOBYTE,
-    )
-
-
-def _field(values: Any) -> int | None:
-    """A reading that NVML keeps among its numbered fields, each with a status of its own."""
-    if values is None or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
-        return None
-    return int(values[0].value.uiVal)
-
-
-def _remapped(rows: Any) -> RemappedRows | None:
-    if rows is None:
-        return None
-    corrected, uncorrected, pending, failed = rows
-    return RemappedRows(corrected, uncorrected, bool(pending), bool(failed))
-
-
-def _processes(handle: Any, what: str) -> tuple[Process, ...]:
-    """By PID. A process the driver lists both ways is a client of MPS."""
-    loads = _loads(handle, what)
-    found: dict[int, Process] = {}
-    for calls, mps in ((_COMPUTE, False), (_MPS, True)):
-        listed = next((rows for call in calls if (rows := reading(what, call, handle)) is not None), ())
-        for row in listed:
-            found[row.pid] = Process(row.pid, row.usedGpuMemory, loads.get(row.pid), mps)
-    return tuple(found[pid] for pid in sorted(found))
-
-
-def _loads(handle: Any, what: str) -> dict[int, int]:
-    """The newest utilisation the driver has kept of each process."""
-    newest: dict[int, tuple[int, int]] = {}
-    for row in reading(what, pynvml.nvmlDeviceGetProcessUtilization, handle, 0) or ():
-        newest[row.pid] = max(newest.get(row.pid, (0, 0)), (row.timeStamp, row.smUtil))
-    return {pid: load for pid, (_, load) in newest.items()}

@@ -26,8 +26,9 @@ import pynvml  # type: ignore[import-untyped]
 
 from shoal.gpu.errors import GpuError, LostCardError, NoCgroupError, NoDriverError, NotSupportedError, UnknownCardError
 from shoal.gpu.nvml import library
-from shoal.gpu.nvml.cards import LinkEnds, linked, read_card, read_pcie, read_sample
+from shoal.gpu.nvml.cards import LinkEnds, linked, read_card
 from shoal.gpu.nvml.library import ask, code_of, reading
+from shoal.gpu.nvml.samples import CardMeter, read_pcie
 from shoal.gpu.protocol import (
     NO_LIMIT,
     Card,
@@ -66,20 +67,22 @@ _MODE_NUMBERS: Final = {mode: number for number, mode in _MODES.items()}
 _MOST_CARDS: Final = 256
 
 
-def open_nvml(path: Path | None = None) -> NvmlDriver:
+def open_nvml(path: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> NvmlDriver:
     """The driver of this machine; NoDriverError when there is none, which may be tried again later.
 
     The library is found by the system's loader unless `path` names it. One at a time a process: close it first.
     """
     library.load(path)
-    return NvmlDriver()
+    return NvmlDriver(clock)
 
 
 class NvmlDriver:
     """NVIDIA's driver. Made by `open_nvml`."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._known: dict[str, tuple[Card, Any]] = {}
+        self._meters: dict[str, CardMeter] = {}
         self._absent: set[str] = set()
         self._lock = threading.Lock()
 
@@ -114,8 +117,17 @@ class NvmlDriver:
 
     def sample(self, uuid: str) -> Sample:
         """What a card measures now."""
-        handle = self._handle(uuid)
-        return read_sample(handle, uuid)
+        try:
+            handle = self._handle(uuid)
+            with self._lock:
+                meter = self._meters.setdefault(uuid, CardMeter(uuid, self._clock))
+            return meter.read(handle)
+        except LostCardError:
+            with self._lock:
+                gone = self._meters.get(uuid)
+            if gone is not None:
+                gone.forget()
+            raise
 
     def pcie_traffic(self, uuid: str) -> PcieTraffic:
         """What passes over a card's bus. The driver measures for about 20 ms in each direction."""
@@ -155,6 +167,10 @@ class NvmlDriver:
 
     def close(self) -> None:
         """Let the driver go. Close the watches first."""
+        with self._lock:
+            meters, self._meters = self._meters, {}
+        for meter in meters.values():
+            meter.close()
         library.unload()
 
     def _limits(self, uuid: str, cgroup: str, call: Any, limits: Any) -> None:

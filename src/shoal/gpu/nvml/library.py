@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,17 +82,45 @@ def ask(what: str, call: Callable[..., Any], *arguments: object) -> Any:
         raise GpuError(f"{what}: {call.__name__} answered with text that is none: {error}") from error
 
 
+class Readings:
+    """Asks one card call after call, and remembers the names of the calls that failed."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.failed: list[str] = []
+
+    def get(self, call: Callable[..., Any], *arguments: object, nothing: Mapping[int, Any] | None = None) -> Any:
+        """The answer, or None when the card does not offer it or fails to give it. A lost card is an error still.
+
+        `nothing` has answers for NVML's errors that only say that there is nothing.
+        """
+        try:
+            return ask(self._what, call, *arguments)
+        except (LostCardError, NoDriverError):
+            raise
+        except NotSupportedError:
+            return None
+        except GpuError as error:
+            code = code_of(error)
+            if nothing is not None and code is not None and code in nothing:
+                return nothing[code]
+            log.debug("no reading: %s", error)
+            self.failed.append(call.__name__)
+            return None
+
+    def newest(self, calls: Iterable[Callable[..., Any]], *arguments: object) -> Any:
+        """The answer of the first call that the driver has; one that fails ends the search."""
+        before = len(self.failed)
+        for call in calls:
+            answer = self.get(call, *arguments)
+            if answer is not None or len(self.failed) > before:
+                return answer
+        return None
+
+
 def reading(what: str, call: Callable[..., Any], *arguments: object) -> Any:
-    """The answer, or None when the card does not offer it or fails to give it. A lost card is an error all the same."""
-    try:
-        return ask(what, call, *arguments)
-    except (LostCardError, NoDriverError):
-        raise
-    except NotSupportedError:
-        return None
-    except GpuError as error:
-        log.debug("no reading: %s", error)
-        return None
+    """One answer, as `Readings` has it."""
+    return Readings(what).get(call, *arguments)
 
 
 def code_of(error: GpuError) -> int | None:
