@@ -34,8 +34,8 @@ class ManifestError(Exception):
 
 
 def shipped(unit: MemoryUnit) -> list[Object]:
-    """The policies for clusters that count memory in a unit, the fences of agents and collectors, and the roles: theirs,
-    and those of viewers.
+    """The policies for clusters that count memory in a unit, the fences of agents and collectors, and roles, those of
+    viewers too.
 
     Roles come first: who may write decisions must be known before anybody is asked.
     """
