@@ -186,6 +186,7 @@ class EmbeddedCluster:
             node_name=host.spec.name,
             memory_unit=self.plan.unit,
             interval_seconds=self.plan.metrics_seconds,
+            host_root=None,
             digest=self.plan.digest,
         )
         containers = SimulatedContainers(host)
