@@ -27,7 +27,6 @@ from shoal.metrics.exporter.server import Exporter, InfluxSource
 from shoal.metrics.history_points import HistoryKeeper
 from shoal.metrics.history_server import HistoryServer
 from shoal.metrics.influx_writer import InfluxWriter
-from shoal.metrics.keti_grpc import KetiCollector
 from shoal.metrics.node_load import HostLoad, PodLoadWatch
 from shoal.metrics.node_pods import KnownPod, NodeContainers
 from shoal.metrics.overuse import Overuse
@@ -57,6 +56,8 @@ def snapshot_readers(config: MetricsConfig, client: Client) -> list[SnapshotRead
     if influx is not None:
         readers.append(("InfluxDB", influx.run))
     if config.keti is not None:
+        from shoal.metrics.keti_grpc import KetiCollector  # gRPC costs 11 MB, and few ask for it
+
         readers.append(("KETI's gRPC", KetiCollector(config.keti).run))
     if config.digest is not None:
         readers.append(("live load", DigestWriter(config.digest, client, config.node_name).run))

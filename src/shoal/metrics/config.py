@@ -10,7 +10,7 @@ from shoal.metrics.digest import DigestSettings
 from shoal.metrics.exporter.settings import ExporterSettings
 from shoal.metrics.history_server import HistorySettings
 from shoal.metrics.influx_writer import InfluxSettings
-from shoal.metrics.keti_grpc import KetiGrpcSettings
+from shoal.metrics.keti_settings import KetiGrpcSettings
 from shoal.metrics.node_load import KubeletSettings
 from shoal.model.contract.gpushare import MemoryUnit
 
