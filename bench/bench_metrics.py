@@ -1,4 +1,4 @@
-"""What the collector costs on a node with eight cards of 25 processes each.
+"""What the collector costs on a node with eight cards of 25 processes each, and a scrape of it.
 
 The cards are those of the stand-in for NVIDIA's library, so the times are those of asking and not of a driver's answer.
 CPU is the whole process's, over many samples in a row, and shown as a part of one core at one sample every 5 s.
@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import bench.results as results
+from bench.scrapes import scraping
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.nvml import open_nvml
 from shoal.gpu.simulated import SimulatedNvml
@@ -101,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ["NVML_PAUSE"] = "1000"
     with tempfile.TemporaryDirectory() as folder:
         rows = sampling(machine(Path(folder)), options.samples)
+    rows += scraping()
     results.report("metrics", rows)
 
 

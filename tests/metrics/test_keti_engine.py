@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 from shoal.metrics.grpc_front import serving_grpc
-from shoal.metrics.keti_engine import KetiScoresSettings, ScoreEngine
-from shoal.metrics.keti_grpc import KetiCollector, KetiGrpcSettings
+from shoal.metrics.keti_engine import ScoreEngine
+from shoal.metrics.keti_grpc import KetiCollector
 from shoal.metrics.keti_messages import multi_metric
 from shoal.metrics.keti_scores import scores
+from shoal.metrics.keti_settings import KetiGrpcSettings, KetiScoresSettings
 from shoal.metrics.snapshot import LatestSnapshot, Snapshot
 from tests.metrics.keti_wire import KETI
 from tests.metrics.measured import MeasuredNode

@@ -16,8 +16,9 @@ import pytest
 
 from shoal.gpu.protocol import Sample
 from shoal.metrics import grpc_front
-from shoal.metrics.keti_grpc import KetiCollector, KetiGrpcSettings
+from shoal.metrics.keti_grpc import KetiCollector
 from shoal.metrics.keti_messages import multi_metric
+from shoal.metrics.keti_settings import KetiGrpcSettings
 from shoal.metrics.snapshot import LatestSnapshot, Snapshot
 from tests.metrics.keti_wire import KETI
 from tests.metrics.measured import LOAD, MIB, MeasuredNode

@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import socket
 import time
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import grpc
 import grpc.aio
-import msgspec
 
 from shoal.metrics.api import metric_pb2 as metric
 from shoal.metrics.api import metric_pb2_grpc as metric_rpc
 from shoal.metrics.api import score_pb2 as score
 from shoal.metrics.grpc_front import serving_grpc
 from shoal.metrics.keti_scores import scores
+from shoal.metrics.keti_settings import KetiScoresSettings
 from shoal.model.contract import keti
 from shoal.model.errors import shown
 
@@ -46,31 +45,6 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 5_000),
 )
-_ADDRESS: Final = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:.]{2,45}\]):[0-9]{1,5}").fullmatch
-_Seconds = Annotated[float, msgspec.Meta(ge=0.05, le=3600)]
-
-
-class KetiScoresSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Where the collectors are, and how they are asked."""
-
-    #: host:port of collectors. A host with several addresses, such as a headless Service, is all of them.
-    collectors: tuple[str, ...]
-    host: str = "0.0.0.0"
-    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = keti.PORT_ENGINE
-    #: Answers that are younger are not asked for again.
-    refresh_seconds: _Seconds = 5.0
-    #: How long a collector is waited for.
-    timeout_seconds: _Seconds = 3.0
-    #: How long a node is told whose collector does not answer any more.
-    ttl_seconds: _Seconds = 60.0
-
-    def __post_init__(self) -> None:
-        """Refuse what no type can tell."""
-        if not self.collectors:
-            raise ValueError("collectors is empty: name at least one as host:port, such as gpu-metric-collector:9323")
-        for address in self.collectors:
-            if not _ADDRESS(address) or not 0 < int(address.rpartition(":")[2]) <= 65535:
-                raise ValueError(f"collector {shown(address)} cannot be used: write host:port, such as 10.0.0.7:9323")
 
 
 class _CollectorCalls:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import grpc
 import grpc.aio
-import msgspec
 
 from shoal.metrics import keti_messages
 from shoal.metrics.api import metric_pb2 as metric
 from shoal.metrics.api import user_pb2 as user
 from shoal.metrics.grpc_front import serving_grpc
+from shoal.metrics.keti_settings import KetiGrpcSettings
 from shoal.metrics.snapshot import LatestSnapshot, Snapshot
 from shoal.model.contract import keti
 
@@ -27,23 +27,7 @@ STALE_INTERVALS: Final = 3
 #: What is not waited for: the machine was asleep, or busy.
 _LEAST_STALE_SECONDS: Final = 15.0
 
-_Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 _Handler = Callable[[Any, Any], Awaitable[bytes]]
-
-
-class KetiGrpcSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Where KETI's clients find the collector; a port that is null is not served."""
-
-    host: str = "0.0.0.0"
-    port: _Port | None = keti.PORT_COLLECTOR
-    v1_port: _Port | None = keti.PORT_COLLECTOR_V1
-
-    def __post_init__(self) -> None:
-        """Refuse what no type can tell."""
-        if self.port is None and self.v1_port is None:
-            raise ValueError("keti has neither port nor v1Port: set one of them, or leave keti out")
-        if self.port is not None and self.port == self.v1_port and self.port != 0:
-            raise ValueError(f"keti has {self.port} as port and as v1Port: give them two numbers")
 
 
 class KetiCollector:

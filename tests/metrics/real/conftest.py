@@ -29,14 +29,14 @@ Uses = Mapping[tuple[int, int], int]
 INTERVAL = 0.5
 
 
-def show_uses(lab: RealLab, cards: str, uses: Uses) -> None:
-    """Have the stand-in library list these processes."""
+def described(cards: str, uses: Uses) -> str:
+    """The file of the stand-in library for cards with these processes."""
     descriptions = {one.index: one for one in parse_cards(cards)}
     truth = SimulatedNvml(descriptions.values(), clock=lambda: 1000.0)
     for (index, pid), memory in uses.items():
         truth.add_process(truth.uuids()[index], pid, memory, 10)
     known = [(card, truth.sample(card.uuid), descriptions[card.index]) for card in truth.survey().cards]
-    lab.shim.write(describe(truth.driver(), known))
+    return describe(truth.driver(), known)
 
 
 class CollectorProcess:

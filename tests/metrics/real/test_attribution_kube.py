@@ -14,7 +14,7 @@ from shoal.model.request import Share
 from tests.agent.lab import GIB, memory_pod
 from tests.agent.real.conftest import NewLab, RealLab
 from tests.kubelet.pods import FOREVER, container, container_status
-from tests.metrics.real.conftest import NewCollector, pid_of, show_uses
+from tests.metrics.real.conftest import NewCollector, described, pid_of
 from tests.testbed.waiting import wait_for
 
 CARDS = "2xT4"
@@ -48,7 +48,7 @@ def test_each_pod_gets_its_own_use_and_no_more(new_lab: NewLab, new_collector: N
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as outsider:
         try:
             uses = {(0, one): 6 * BYTES, (0, two): 1 * BYTES, (1, two): 2 * BYTES, (0, outsider.pid): 3 * BYTES}
-            show_uses(lab, CARDS, uses)
+            lab.shim.write(described(CARDS, uses))
             collector.wait_used(
                 {("one", "main", "0"): 6 * BYTES, ("two", "main", "0"): 1 * BYTES, ("two", "main", "1"): 2 * BYTES}
             )
@@ -87,7 +87,7 @@ def test_killed_and_started_again_it_touches_no_share(new_lab: NewLab, new_colle
     lab = new_lab(CARDS)
     assert isinstance(lab, RealLab)
     pid = shared(lab, "one", 8)
-    show_uses(lab, CARDS, {(0, pid): 6 * BYTES})
+    lab.shim.write(described(CARDS, {(0, pid): 6 * BYTES}))
     before = shares(lab)
     collector = new_collector(lab)
     for _ in range(3):
