@@ -16,6 +16,7 @@ _COMMANDS: Final = {
     "completion": ("shoal.cli.completion:completion", "Print a script that completes commands in your shell."),
     "config": ("shoal.cli.config:config", "Print configurations of programs that work with Shoal."),
     "demo": ("shoal.cli.demo:demo", "Run the examples on a cluster with simulated GPUs."),
+    "discovery": ("shoal.cli.discovery:discovery", "Label nodes with what they have: worker of a node, or leader."),
     "doctor": ("shoal.cli.doctor:doctor", "Find what is wrong with an installation, and how to put it right."),
     "inspect": (
         "shoal.cli.inspect.command:inspect",

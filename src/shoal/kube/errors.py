@@ -37,7 +37,16 @@ class ApiError(KubeError):
 
     hint = "see the API server's log"
 
-    def __init__(self, *, asked: str, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        asked: str,
+        status: int,
+        reason: str,
+        message: str,
+        retry_after: float | None = None,
+        fields: tuple[str, ...] = (),
+    ) -> None:
         said = message if len(message) <= MAX_TEXT else message[:MAX_TEXT] + "…"
         super().__init__(f"{asked}: {status} {reason or 'Unknown'}: {said or 'no message'}: {self.hint}")
         self.asked = asked
@@ -46,6 +55,8 @@ class ApiError(KubeError):
         self.message = said
         #: Seconds after which the server wants to be asked again, when it says so.
         self.retry_after = retry_after
+        #: The fields that the server names as causes, such as those that another manager owns.
+        self.fields = fields
 
 
 class BadRequestError(ApiError):
@@ -130,8 +141,14 @@ _BY_REASON: Final[dict[str, type[ApiError]]] = {
 
 
 def api_error(
-    *, asked: str, status: int, reason: str = "", message: str = "", retry_after: float | None = None
+    *,
+    asked: str,
+    status: int,
+    reason: str = "",
+    message: str = "",
+    retry_after: float | None = None,
+    fields: tuple[str, ...] = (),
 ) -> ApiError:
     """The error of the class that fits; the reason says more than the code."""
     kind = _BY_REASON.get(reason) or _BY_STATUS.get(status, ApiError)
-    return kind(asked=asked, status=status, reason=reason, message=message, retry_after=retry_after)
+    return kind(asked=asked, status=status, reason=reason, message=message, retry_after=retry_after, fields=fields)

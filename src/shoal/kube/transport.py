@@ -30,6 +30,7 @@ from shoal.kube.access.credentials import Access, Credential, KeyPair
 from shoal.kube.access.tls import tls_context
 from shoal.kube.codec import status_of
 from shoal.kube.errors import AnswerError, ApiError, ConfigError, KubeError, UnreachableError, api_error
+from shoal.kube.objects.meta import StatusDetails
 from shoal.model.backoff import Backoff
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 USER_AGENT: Final = f"shoal/{shoal.__version__}"
 #: A page of 500 objects of the largest size etcd takes would not fit; no real page comes near.
 MAX_BYTES: Final = 256 << 20
+_MOST_CAUSES: Final = 256
 MAX_ERROR_BYTES: Final = 1 << 20
 _READ_BUFFER: Final = 256 << 10
 #: More than any connection needs to be closed.
@@ -271,6 +273,7 @@ class Transport:
             reason=status.reason or "",
             message=_WITHHELD if secret else status.message or "",
             retry_after=retry_after,
+            fields=() if secret or status.details is None else _fields(status.details),
         )
 
     def _pause(self, call: Call, error: KubeError, attempt: int) -> float | None:
@@ -312,6 +315,11 @@ class Transport:
 def _query(items: tuple[tuple[str, str], ...]) -> str:
     """Encoded once: most writes carry the same few words."""
     return urlencode(items)
+
+
+def _fields(details: StatusDetails) -> tuple[str, ...]:
+    """The fields of a refusal's causes, as many as a reader can use."""
+    return tuple(cause.field for cause in (details.causes or ())[:_MOST_CAUSES] if cause.field)
 
 
 def _reason(error: Exception) -> str:

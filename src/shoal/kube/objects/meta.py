@@ -66,10 +66,19 @@ class ListOf(Base, Generic[T], frozen=True, kw_only=True):
     items: tuple[T, ...] | None = ()
 
 
+class StatusCause(Base, frozen=True, kw_only=True):
+    """One reason of a refusal, and the field that it is about."""
+
+    reason: str = ""
+    field: str = ""
+    message: str = ""
+
+
 class StatusDetails(Base, frozen=True, kw_only=True):
-    """The part of a Status that says when to come back."""
+    """The part of a Status that says when to come back, and what was wrong where."""
 
     retry_after_seconds: int | None = None
+    causes: tuple[StatusCause, ...] | None = ()
 
 
 class Status(Base, frozen=True, kw_only=True):

@@ -243,7 +243,7 @@ def product_label(model: str, *, mig_profile: str | None = None, shared: bool = 
     suffix = "" if mig_profile is None else PRODUCT_MIG_SUFFIX + mig_profile.replace("+", ".")
     if shared:
         suffix += PRODUCT_SHARED_SUFFIX
-    return (sanitised(model)[: _MAX_LABEL_VALUE - len(suffix)] + suffix).lstrip("-")
+    return (sanitised(model)[: _MAX_LABEL_VALUE - len(suffix)].rstrip("-_.") + suffix).lstrip("-")
 
 
 def resource_label(resource: str, attribute: str) -> str:

@@ -1,0 +1,1 @@
+"""Discovery: what a node has is told in its labels, by the names of NFD and of NVIDIA's feature discovery."""
