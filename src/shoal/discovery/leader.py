@@ -153,8 +153,10 @@ class Leader:
 
     async def _apply(self, node: Object, labels: Mapping[str, str]) -> Object:
         # The uid: a node that was deleted must not come back as a node of labels.
-        body: dict[str, Any] = {"metadata": {"name": node.metadata.name, "uid": node.metadata.uid, "labels": labels}}
-        return await self._client.apply(NODE_METADATA, body, field_manager=MANAGER_LABELS)
+        metadata: dict[str, Any] = {"name": node.metadata.name, "uid": node.metadata.uid}
+        if labels:
+            metadata["labels"] = labels
+        return await self._client.apply(NODE_METADATA, {"metadata": metadata}, field_manager=MANAGER_LABELS)
 
     def look(self, found: Object) -> NodeLabels:
         """A node as it was last seen, with what is known of it here."""

@@ -20,8 +20,9 @@ from shoal.model.contract.gpushare import MemoryUnit
 _FILE: Final = "kustomization.yaml"
 _KNOWN: Final = {"apiVersion", "kind", "resources", "nameSuffix", "patches"}
 _FOLDERS: Final = {MemoryUnit.GIB: "admission", MemoryUnit.MIB: "admission-mib"}
-#: What keeps an agent to its own node, and a collector.
+#: What keeps an agent to its own node, a worker of discovery, and a collector.
 _FENCE: Final = Path("agent") / "own-node.yaml"
+_FACTS: Final = Path("discovery") / "own-node.yaml"
 _LOADS: Final = (Path("metrics") / "live-load.yaml", Path("metrics") / "own-lease.yaml")
 #: What others stand on comes first, and what puts policies in force last.
 _ORDER: Final = ("Namespace", "ClusterRole", "Role")
@@ -40,7 +41,7 @@ def shipped(unit: MemoryUnit) -> list[Object]:
     Roles come first: who may write decisions must be known before anybody is asked.
     """
     folder = _deploy()
-    fences = [obj for path in (_FENCE, *_LOADS, _VIEWER) for obj in _documents(folder / path)]
+    fences = [obj for path in (_FENCE, _FACTS, *_LOADS, _VIEWER) for obj in _documents(folder / path)]
     return sorted([*rendered(folder / _FOLDERS[unit]), *fences], key=_place)
 
 
