@@ -83,7 +83,7 @@ $(sort $(BENCHES) bench-placement): bench-%: bench/bench_%.py .venv/.installed
 	@echo "==> $<"
 	@$(PY) -m bench.bench_$* $(if $(filter %placement.py %simulate.py,$<),$(TRACES_FLAG)) $(ARGS)
 
-bench-agent bench-apiserver bench-scheduler bench-watch: kube
+bench-agent bench-apiserver bench-discovery bench-scheduler bench-watch: kube
 
 UV_VERSION := 0.13.7
 COMPILE = build/uv/bin/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 \

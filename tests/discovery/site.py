@@ -77,9 +77,10 @@ class Site:
         leader, worker = await self.as_leader(), await self.as_worker(probe)
 
         async def refused() -> bool:
+            fresh = uuid.uuid4().hex  # what is written already would be no change
             said = [
-                await self.refusal(leader, probe, {"labels": {"probe": "x"}}),
-                await self.refusal(worker, probe, {"annotations": {"probe": "x"}}),
+                await self.refusal(leader, probe, {"labels": {"probe": fresh}}),
+                await self.refusal(worker, probe, {"annotations": {"probe": fresh}}),
             ]
             return all("is not for the" in one for one in said)
 
