@@ -83,7 +83,9 @@ async def heard(client: Client, node: str, limits: dict[str, str], words: str) -
             container = {"name": "main", "image": "cuda", "resources": {"limits": limits}}
             spec = {"containers": [container], "nodeSelector": {"kubernetes.io/hostname": node}}
             await client.create(PODS.raw, {"metadata": {"name": name}, "spec": spec}, namespace="default")
-            while not (said := await refusal(client, name)) and not (await pod(client, name)).spec.node_name:
+            while not (said := await refusal(client, name)):
+                if (await pod(client, name)).spec.node_name:
+                    break
                 await asyncio.sleep(0.05)
             await client.delete(PODS.raw, name, namespace="default", grace_seconds=0)
             if words in said:
