@@ -1,5 +1,6 @@
 """The machine's load from recorded /proc files and on this machine; pods' loads from answers of kubelet."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -9,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from hypothesis import given
@@ -16,8 +18,9 @@ from hypothesis import strategies as st
 
 from shoal.kube.errors import ConfigError
 from shoal.metrics.errors import PodLoadError
-from shoal.metrics.node_load import HostLoad, PodLoads, loads_of
+from shoal.metrics.node_load import HostLoad, KubeletSettings, PodLoads, PodLoadWatch, loads_of
 from shoal.metrics.snapshot import NodeLoad, PodLoad
+from tests.metrics.exporter.patience import until
 from tests.testbed.pki import Authority
 from tests.testbed.waiting import wait_for
 
@@ -253,6 +256,41 @@ async def test_an_endless_answer_is_not_read(kubelet: Kubelet) -> None:
     kubelet.body = b" " * (17 << 20)
     with pytest.raises(PodLoadError, match="larger than 16 MiB"):
         await kubelet.loads().read()
+
+
+def test_settings_that_give_the_token_to_anybody_are_refused() -> None:
+    text = b'{"address": "10.0.0.1"}'
+    with pytest.raises(msgspec.ValidationError, match="cannot be checked: give the CA"):
+        msgspec.json.decode(text, type=KubeletSettings)
+    assert msgspec.json.decode(b'{"address": "10.0.0.1", "insecure": true}', type=KubeletSettings).port == 10250
+
+
+async def test_what_was_told_long_ago_is_not_shown(kubelet: Kubelet, caplog: pytest.LogCaptureFixture) -> None:
+    now = [1000.0]
+    settings = KubeletSettings(
+        address="127.0.0.1",
+        port=kubelet.port,
+        token_file=str(kubelet.token),
+        ca_file=str(kubelet.ca),
+        interval_seconds=0.05,
+    )
+    watch = PodLoadWatch(settings, clock=lambda: now[0])
+    assert watch.current() == ()
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(watch.run())
+        await until(lambda: watch.current() == LOADS)
+        kubelet.status = 500
+        asked = len(kubelet.headers)
+        await until(lambda: len(kubelet.headers) > asked + 3)
+        assert watch.current() == LOADS
+        now[0] += 60
+        assert watch.current() == ()
+        kubelet.status = 200
+        await until(lambda: watch.current() == LOADS)
+        running.cancel()
+    assert [record.message for record in caplog.records if "500" in record.message] == [
+        f"what pods use of the machine is not known: https://127.0.0.1:{kubelet.port}/stats/summary answered 500"
+    ]
 
 
 async def test_nobody_answers(kubelet: Kubelet, unused_tcp_port_factory: Callable[[], int]) -> None:

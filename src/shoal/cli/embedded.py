@@ -187,6 +187,7 @@ class EmbeddedCluster:
             node_name=host.spec.name,
             memory_unit=self.plan.unit,
             interval_seconds=self.plan.metrics_seconds,
+            host_root=None,
             digest=self.plan.digest,
             history=HistorySettings(folder=str(host.folders.root / "history"), host=_LOOPBACK, port=0),
         )

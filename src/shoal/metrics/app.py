@@ -27,6 +27,7 @@ from shoal.metrics.exporter.server import Exporter, InfluxSource
 from shoal.metrics.history_points import HistoryKeeper
 from shoal.metrics.history_server import HistoryServer
 from shoal.metrics.influx_writer import InfluxWriter
+from shoal.metrics.node_load import HostLoad, PodLoadWatch
 from shoal.metrics.node_pods import KnownPod, NodeContainers
 from shoal.metrics.overuse import Overuse
 from shoal.metrics.processes import HostProcesses, ProcessOwners
@@ -93,6 +94,7 @@ async def run(
         def tell(pod: KnownPod, found: Overuse, card: Card) -> None:
             events.record(pod.about, "Warning", REASON_OVERUSE, overuse.words(found, card.index))
 
+        loads = None if config.kubelet is None else PodLoadWatch(config.kubelet)
         collector = Collector(
             config.node_name,
             reader,
@@ -101,9 +103,13 @@ async def run(
             interval=config.interval_seconds,
             grace=config.overuse_grace_seconds,
             told=tell,
+            host=None if config.host_root is None else HostLoad(Path(config.proc_root), Path(config.host_root)),
+            pod_loads=tuple if loads is None else loads.current,
         )
         await stack.enter_async_context(pods.reflector)
         async with asyncio.TaskGroup() as group:
             group.create_task(supervised("collector", collector.run))
+            if loads is not None:
+                group.create_task(supervised("loads of pods", loads.run))
             for name, part in snapshot_readers(config, client):
                 group.create_task(supervised(name, partial(part, latest)), name=name)

@@ -6,13 +6,17 @@ that cannot be read is None, and costs no other.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
+import math
 import os
 import re
 import ssl
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import aiohttp
 import msgspec
@@ -22,6 +26,8 @@ from shoal.kube.errors import ConfigError
 from shoal.metrics.errors import PodLoadError
 from shoal.metrics.snapshot import NodeLoad, PodLoad
 from shoal.model.errors import shown
+
+log = logging.getLogger(__name__)
 
 _MILLI: Final = 1000
 _KIBIBYTE: Final = 1024
@@ -147,6 +153,11 @@ _PATH: Final = "/stats/summary"
 _MOST_BYTES: Final = 16 << 20
 _MOST_PODS: Final = 2000
 _TIMEOUT: Final = 10.0
+_FRESH_INTERVALS: Final = 4
+_UNCHECKED: Final = (
+    "kubelet's certificate cannot be checked: give the CA that signed it, or for one that kubelet signed itself "
+    "/var/lib/kubelet/pki/kubelet.crt of the node, or say that it is not to be checked"
+)
 
 
 class _PodRef(msgspec.Struct):
@@ -188,6 +199,62 @@ _summary: Final = msgspec.json.Decoder(_Summary)
 _pod: Final = msgspec.json.Decoder(_PodStats)
 
 
+class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """How the node's kubelet is asked."""
+
+    #: The node's address.
+    address: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = KUBELET_PORT
+    token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+    #: What kubelet's certificate is checked with, and the name in it where that is not the address.
+    ca_file: str | None = None
+    server_name: str = ""
+    #: Whether anybody who answers may have the token.
+    insecure: bool = False
+    #: kubelet measures every 10 to 15 s.
+    interval_seconds: Annotated[float, msgspec.Meta(ge=0.05, le=3600)] = 15.0
+
+    def __post_init__(self) -> None:
+        """Refuse to give the token to anybody, unless that is wanted."""
+        if self.ca_file is None and not self.insecure:
+            raise ValueError(_UNCHECKED)
+
+
+class PodLoadWatch:
+    """Asks kubelet now and then. `current` is what it told last, and nothing once that is old."""
+
+    def __init__(self, settings: KubeletSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._loads = PodLoads(
+            settings.address,
+            Path(settings.token_file),
+            ca=None if settings.ca_file is None else Path(settings.ca_file),
+            insecure=settings.insecure,
+            server_name=settings.server_name,
+            port=settings.port,
+        )
+        self._interval = settings.interval_seconds
+        self._clock = clock
+        self._last: tuple[float, tuple[PodLoad, ...]] = (-math.inf, ())
+
+    def current(self) -> tuple[PodLoad, ...]:
+        """What the pods use, as last told; empty when that was more than a few intervals ago."""
+        told, loads = self._last
+        return loads if self._clock() - told <= _FRESH_INTERVALS * self._interval + _TIMEOUT else ()
+
+    async def run(self) -> None:
+        """Until cancelled. What goes wrong is told once for as long as it lasts."""
+        trouble = ""
+        while True:
+            try:
+                self._last = self._clock(), await self._loads.read()
+                trouble = ""
+            except (PodLoadError, ConfigError) as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    log.warning("what pods use of the machine is not known: %s", error)
+            await asyncio.sleep(self._interval)
+
+
 class PodLoads:
     """Asks the node's kubelet what its pods use. Needs `get` on `nodes/stats`."""
 
@@ -206,10 +273,7 @@ class PodLoads:
         Whoever answers gets the token. So without a `ca` nobody is asked, unless `insecure` says that this is wanted.
         """
         if ca is None and not insecure:
-            raise ConfigError(
-                "kubelet's certificate cannot be checked: give the CA that signed it, or for one that kubelet signed "
-                "itself /var/lib/kubelet/pki/kubelet.crt of the node, or say that it is not to be checked"
-            )
+            raise ConfigError(_UNCHECKED)
         host = f"[{address}]" if ":" in address else address
         self._url = f"https://{host}:{port}{_PATH}"
         self._token = FileContent(token, what="the token for kubelet")
