@@ -37,7 +37,7 @@ from shoal.agent.node.given import GivenFiles
 from shoal.agent.node.object import NodeObject
 from shoal.agent.node.pods import NodePods
 from shoal.agent.nvidia import replicas
-from shoal.agent.nvidia.config import ConfigSource, NvidiaConfig
+from shoal.agent.nvidia.config import config_source
 from shoal.agent.nvidia.partitions import PartitionStarts
 from shoal.agent.reconcile import Reconciler
 from shoal.kube.access.credentials import Access
@@ -47,6 +47,7 @@ from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.kubelet.host_paths import HostPaths
 from shoal.kubelet.pod_resources import PodResourcesClient
 from shoal.model.contract import gpushare, shoal
+from shoal.model.contract.plugin_config import NvidiaConfig
 from shoal.model.gpu import NodeGpus
 from shoal.observe.prometheus import CONTENT_TYPE, MetricRegistry
 
@@ -92,7 +93,7 @@ class Agent:
             isolation_changed=lambda: self._cards_changed(),
             labels_changed=lambda: self.source.look(),
         )
-        self.source = ConfigSource(
+        self.source = config_source(
             config, client, self.node, recorder, last=last, changed=lambda: self._cards_changed()
         )
         self.health = NodeHealth(
