@@ -68,9 +68,9 @@ format: .venv/.installed
 	.venv/bin/ruff check --fix-only
 	.venv/bin/ruff format
 
-proto: ## Generate the gRPC code of kubelet's API from src/shoal/kubelet/api/*.proto
+proto: ## Generate the gRPC code of kubelet's and KETI's APIs from the .proto files of src/shoal
 proto: .venv/.installed
-	@$(PY) -m grpc_tools.protoc -I src --python_out=src --grpc_python_out=src --pyi_out=src src/shoal/kubelet/api/*.proto
+	@$(PY) -m grpc_tools.protoc -I src --python_out=src --grpc_python_out=src --pyi_out=src src/shoal/*/api/*.proto
 
 BENCHES := $(patsubst bench/bench_%.py,bench-%,$(wildcard bench/bench_*.py))
 TRACES_FLAG := $(if $(wildcard $(TRACES)/.),--traces $(TRACES))

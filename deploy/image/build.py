@@ -40,7 +40,8 @@ USER: Final = "65532:65532"
 SUITE: Final = "bookworm"
 #: The Python of that Debian, for which packages are chosen.
 PYTHON: Final = "3.11"
-DEBIAN: Final = ("python3-minimal", "libpython3-stdlib", "ca-certificates", "libstdc++6", "zlib1g")
+#: libcrypt1 has the bcrypt of the exporter's passwords.
+DEBIAN: Final = ("python3-minimal", "libpython3-stdlib", "ca-certificates", "libstdc++6", "zlib1g", "libcrypt1")
 #: Not needed by anybody in the image: tools of the packages, manuals, settings of what is not there, and the parts of
 #: Python's library for developers.
 _UNWANTED: Final = re.compile(

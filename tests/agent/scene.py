@@ -27,7 +27,7 @@ from shoal.agent.node.checkpoint import KubeletCheckpoint
 from shoal.agent.node.given import GivenFiles
 from shoal.agent.node.object import NodeObject
 from shoal.agent.node.pods import NodePods
-from shoal.agent.nvidia.config import ConfigSource
+from shoal.agent.nvidia.config import config_source
 from shoal.agent.nvidia.partitions import PartitionStarts
 from shoal.agent.reconcile import Reconciler
 from shoal.gpu.describe import parse_cards
@@ -67,7 +67,7 @@ class Scene:
         driver = NodeCards(lambda: SimulatedNvml(parse_cards(cards), clock=lambda: 1.0))
         driver.open()
         self.node = NodeObject(client, "n")
-        source = ConfigSource(config, client, self.node, recorder, last=None, changed=lambda: None)
+        source = config_source(config, client, self.node, recorder, last=None, changed=lambda: None)
         health = NodeHealth(driver, self.node, recorder, config.health_rules(), now=time.time, changed=lambda: None)
         self.pods = NodePods(
             client,

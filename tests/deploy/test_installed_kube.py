@@ -15,6 +15,7 @@ import yaml
 
 from shoal.model.contract import gpushare, keti, shoal
 from tests.agent.real.conftest import describe_machine
+from tests.metrics.real.conftest import described
 from tests.testbed import images
 from tests.testbed.control_plane import ControlPlane, own_control_plane
 from tests.testbed.node import Node
@@ -24,6 +25,7 @@ from tests.testbed.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = "kube-system"
+GIB = 2**30
 CARDS = "2xT4"
 #: The image of the examples cannot be had here; one that sleeps has its name.
 PLAYER = "docker.io/cheyang/gpu-player:v2"
@@ -105,8 +107,10 @@ def installed(
             for name in ("admission", "scheduler"):
                 cluster.apply(name)
             cluster.apply("agent", daemon="agent")
+            cluster.apply("metrics", daemon="metrics")
             cluster.wait_ready("scheduler")
             cluster.wait_ready("agent")
+            cluster.wait_ready("metrics")
             yield cluster
         finally:
             node.stop()
@@ -134,8 +138,53 @@ def test_the_first_example_runs_on_a_shared_card(installed: Installed) -> None:
     assert len(cards) == 1, "they share one"
 
 
+def test_the_collector_tells_whose_a_process_is(installed: Installed) -> None:
+    """Under the rights it is deployed with: not root, without capabilities, with the host's /proc read-only."""
+    worker = {
+        "metadata": {"name": "worker"},
+        "spec": {
+            "schedulerName": keti.SCHEDULER_NAME,
+            "containers": [
+                {
+                    "name": "main",
+                    "image": images.BUSYBOX,
+                    "imagePullPolicy": "Never",
+                    "command": ["/bin/sh", "-c", ": a-worker; while true; do sleep 1; done"],
+                    "resources": {"limits": {gpushare.RESOURCE_MEMORY: "4"}},
+                }
+            ],
+        },
+    }
+    installed.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "Pod", **worker}))
+    installed.kubectl("wait", "--for=condition=Ready", "pod/worker", "--timeout=300s")
+    found = json.loads(installed.kubectl("get", "pod", "worker", "-o", "json"))
+    allocation = shoal.decode_allocation(found["metadata"]["annotations"][shoal.ANNOTATION_ALLOCATION])
+    ((card,),) = [one.cards for one in allocation.containers]
+    pid = int(installed.node.run(["pgrep", "-f", ": [a]-worker"]))
+    installed.shim.write(described(CARDS, {(card.index, pid): 3 * GIB, (card.index, 1): 2 * GIB}))
+    (pod,) = installed.pods("app.kubernetes.io/name=shoal-metrics")
+    url = f"http://{pod['status']['podIP']}:9400/metrics"
+    gpu = f'gpu="{card.index}"'
+
+    def shown() -> set[str]:
+        lines = installed.node.run(["busybox", "wget", "-q", "-O", "-", url]).splitlines()
+        return {
+            f"{line.partition('{')[0]} {line.rpartition(' ')[2]}"
+            for line in lines
+            if gpu in line and ('pod="worker"' in line or line.startswith("shoal_card_memory_unattributed_bytes"))
+        }
+
+    wanted = {
+        f"shoal_container_memory_used_bytes {3 * GIB}",
+        f"shoal_container_memory_requested_bytes {4 * GIB}",
+        f"shoal_card_memory_unattributed_bytes {2 * GIB}",
+    }
+    wait_for(lambda: wanted <= shown(), f"measured: {pod['metadata']['name']}", 120)
+    assert installed.node.run(["sh", "-c", "ls /var/lib/shoal/history | wc -l"]).strip() != "0"
+
+
 def test_services_run_as_the_image_says(installed: Installed) -> None:
-    for name, user in (("scheduler", "65532"), ("agent", "0")):
+    for name, user in (("scheduler", "65532"), ("agent", "0"), ("metrics", "65532")):
         (pod, *_) = [pod for pod in installed.pods(f"app.kubernetes.io/name=shoal-{name}") if is_ready(pod)]
         (status,) = pod["status"]["containerStatuses"]
         assert status["restartCount"] == 0

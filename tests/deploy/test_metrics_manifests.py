@@ -11,7 +11,8 @@ from shoal import __version__
 from shoal.cli.settings import load
 from shoal.metrics import app, history_wire
 from shoal.metrics.config import MetricsConfig
-from shoal.model.contract import gpushare
+from shoal.metrics.exporter.settings import ExporterSettings
+from shoal.model.contract import gpushare, shoal
 from tests.testbed.apiserver import ApiServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "metrics"
@@ -87,6 +88,16 @@ def test_it_is_not_root_and_sees_no_more_than_it_needs() -> None:
     (first,) = pod["initContainers"]
     assert first["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
     assert [mount["name"] for mount in first["volumeMounts"]] == ["history"]
+    (folder,) = [mount["mountPath"] for mount in first["volumeMounts"]]
+    user = collector["securityContext"]["runAsUser"]
+    assert first["command"][-1] == f"import os; os.chown({folder!r}, {user}, {user})"
+
+
+def test_it_is_asked_where_it_answers() -> None:
+    (collector,) = one("DaemonSet")["spec"]["template"]["spec"]["containers"]
+    assert ExporterSettings().listen == f":{collector['ports'][0]['containerPort']}"
+    assert collector["livenessProbe"]["httpGet"] == {"path": shoal.PATH_HEALTH, "port": "metrics"}
+    assert collector["readinessProbe"]["httpGet"] == {"path": shoal.PATH_READY, "port": "metrics"}
 
 
 def test_a_real_api_server_takes_them(new_apiserver: Callable[[], ApiServer]) -> None:

@@ -6,6 +6,7 @@ import pytest
 from shoal.embedded.app import EmbeddedApi
 from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
+from shoal.kube.transport import TransportLimits
 
 
 @pytest.fixture
@@ -19,5 +20,6 @@ async def api(tmp_path: Path) -> AsyncIterator[EmbeddedApi]:
 async def client(api: EmbeddedApi) -> AsyncIterator[Client]:
     """Our own client of it."""
     access = load_kubeconfig([api.kubeconfig()], environ={}, explicit=True)
-    async with Client(access) as client:
+    # Client and server share a thread, and the machine may be busy.
+    async with Client(access, limits=TransportLimits(connect_seconds=120.0, request_seconds=120.0)) as client:
         yield client

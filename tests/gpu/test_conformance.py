@@ -49,6 +49,7 @@ def test_cards_are_what_was_described(machine: Make) -> None:
     assert [(link.peer, link.lanes) for link in second.links] == [(first.uuid, 4)]
     assert cut.mig
     assert [part.profile for part in cut.mig_instances] == ["1g.6gb", "2g.12gb"]
+    assert [(part.gpu_slices, part.multiprocessors) for part in cut.mig_attributes] == [(1, 14), (2, 28)]
     assert (desktop.family, desktop.mig, desktop.ecc, desktop.numa) == ("ampere", None, None, None)
     assert [card.max_mps_clients for card in (first, cut, desktop, old)] == [48, 0, 48, 16]
     assert len({card.pci for card in (first, second, cut, desktop, old)}) == 5

@@ -17,7 +17,7 @@ from shoal.gpu.errors import GpuError, LostCardError, NoDriverError, NoPermissio
 from shoal.gpu.inventory import gpus
 from shoal.gpu.nvml import open_nvml
 from shoal.gpu.nvml.driver import NvmlDriver
-from shoal.gpu.protocol import Card, ComputeMode, MemoryLimit, RemappedRows, Sample
+from shoal.gpu.protocol import Card, ComputeMode, Fabric, MemoryLimit, RemappedRows, Sample
 from shoal.model.contract.shoal import decode_gpus, encode_gpus
 from tests.gpu.machines import ShimMachine
 from tests.soak import times
@@ -69,6 +69,18 @@ def test_the_stand_in_has_every_call_of_the_header(shim: Shim) -> None:
     assert library.nvmlDeviceGetVgpuMetadata(None, None, None) == NO_FUNCTION
 
 
+def test_the_fabric_of_a_card_that_has_joined_one(shim: Shim) -> None:
+    cluster = "53f1b1a0-29d4-4a2c-8b0e-0c1d2e3f4a5b"
+    lines = ["driver 580.1", "cuda 13000", "card GPU-1", f"fabric 7 {cluster.replace('-', '')}", "card GPU-2"]
+    shim.write("\n".join(lines))
+    nvml = open_nvml(shim.library)
+    try:
+        first, second = nvml.survey().cards
+    finally:
+        nvml.close()
+    assert (first.fabric, second.fabric) == (Fabric(cluster, 7), None)
+
+
 def test_no_library(tmp_path: Path) -> None:
     with pytest.raises(NoDriverError, match="cannot be loaded"):
         open_nvml(tmp_path / "libnvidia-ml.so.1")
@@ -84,6 +96,7 @@ def test_nvidias_library_without_a_driver(series: str) -> None:
     path = parts_or_skip(series).libraries / "libnvidia-ml.so.1"
     library = ctypes.CDLL(str(path))
     missing = {name for name in FUNCTIONS if not hasattr(library, name)}
+    missing.discard("nvmlDeviceGetGpuFabricInfoV")  # came with R545; before it the older form is asked
     assert missing == {"nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"}, "those came with R615"
     for _ in range(2):
         with pytest.raises(NoDriverError, match="is not loaded: load the kernel module nvidia"):

@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.gpu.errors import LostCardError
-from shoal.gpu.nvml.samples import LoadRow, newest_loads
+from shoal.gpu.nvml.samples import STEP, LoadRow, newest_loads
 from shoal.gpu.protocol import PcieTraffic, Process, Sample
 from tests.gpu.machines import ShimMachine
 from tests.gpu.test_nvml import FUNCTIONS, LOST, NO_FUNCTION, NO_PERMISSION, UNKNOWN, UNSUPPORTED
+from tests.soak import times
 from tests.testbed.nvml.shim import Shim
 
 GIB = 2**30
@@ -270,6 +271,47 @@ def test_the_drivers_clock_is_set_back(made: Callable[[object], ShimMachine]) ->
     assert loads(machine) == {1: None}
     an_hour_back()
     assert loads(machine) == {1: 30}
+
+
+programs = st.dictionaries(st.integers(1, 4), st.integers(0, 130), max_size=4)
+
+
+@settings(max_examples=times(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(story=st.lists(st.tuples(programs, st.sampled_from([0.0, 0.3, 5.0]), st.booleans()), max_size=8))
+def test_whatever_processes_do(shim: Shim, story: list[tuple[dict[int, int], float, bool]]) -> None:
+    """Programs come, go and change what they compute; the driver has news or not; samples follow each other closely."""
+    machine = ShimMachine(shim, "T4")
+    try:
+        lines = (machine.shim.directory / "nvml.txt").read_text()
+        driver_time, known, news, asked = 10**15, False, False, machine.clock.now
+
+        def tell(running: dict[int, int]) -> None:
+            text = re.sub(r"^time .*$", f"time {driver_time}", lines, flags=re.MULTILINE)
+            machine.shim.write(text + "".join(f"process {pid} {GIB} {load} 0 0\n" for pid, load in running.items()))
+
+        tell({99: 1})
+        loads(machine)
+        for others, wait, computed in story:
+            running = {**others, 99: 1}  # by which the driver always tells what time it is
+            machine.clock.now += wait
+            driver_time += 10**6 if computed else 0
+            tell(running)
+            if machine.clock.now - asked >= STEP:
+                # What is told from now on is what came since the question before this one.
+                known, news, asked = True, computed, machine.clock.now
+            else:
+                news = news or computed
+            found = loads(machine)
+            assert set(found) == set(running)
+            for pid, load in found.items():
+                if not known:
+                    assert load is None
+                elif not news:
+                    assert load == 0
+                else:
+                    assert load == (None if running[pid] > 100 else running[pid])
+    finally:
+        machine.close()
 
 
 rows = st.lists(st.builds(LoadRow, st.integers(1, 5), st.integers(0, 20), st.integers(0, 300)), max_size=30)

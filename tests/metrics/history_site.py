@@ -75,9 +75,15 @@ class HistorySite:
 
 @contextlib.asynccontextmanager
 async def served(
-    client: Client, folder: Path, snapshot: Snapshot | None, *, node: str = "n1", bounds: Bounds = BOUNDS
+    client: Client,
+    folder: Path,
+    snapshot: Snapshot | None,
+    *,
+    node: str = "n1",
+    bounds: Bounds = BOUNDS,
+    reader: Client | None = None,
 ) -> AsyncIterator[HistorySite]:
-    """Serve a snapshot and a ring, on loopback, while the block runs."""
+    """Serve a snapshot and a ring, on loopback, while the block runs. `reader` may read its Lease."""
     clock, latest = ManualTime(), LatestSnapshot()
     sockets: list[socket.socket] = []
     settings = HistorySettings(folder=str(folder), host="127.0.0.1", port=0)
@@ -87,7 +93,7 @@ async def served(
     task = asyncio.create_task(server.run(latest))
     try:
         await until(lambda: server.announced or task.done(), "announced")
-        lease = await client.get(LEASES, lease_name(node), namespace=wire.NAMESPACE)
+        lease = await (reader or client).get(LEASES, lease_name(node), namespace=wire.NAMESPACE)
         told = msgspec.json.decode(lease.metadata.annotations[wire.ANNOTATION], type=Announcement)
 
         def made(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -1,5 +1,6 @@
 """Snapshots of simulated cards, for whatever reads snapshots: what the cards show, attributed by the real rules."""
 
+from dataclasses import replace
 from itertools import count
 
 from shoal.gpu.describe import parse_cards
@@ -25,7 +26,7 @@ LOAD = NodeLoad(
 class MeasuredNode:
     """A node with simulated cards and programs in containers."""
 
-    def __init__(self, cards: str = "2xA100-40G", name: str = "node-1", started: float = 1_700_000_000.0) -> None:
+    def __init__(self, cards: object = "2xA100-40G", name: str = "node-1", started: float = 1_700_000_000.0) -> None:
         self.name = name
         self.now = started
         self.nvml = SimulatedNvml(parse_cards(cards), clock=lambda: self.now, seed=name)
@@ -72,7 +73,8 @@ class MeasuredNode:
     def _card(self, card: Card) -> CardSnapshot:
         if card.lost:
             return CardSnapshot(card)
-        sample = self.nvml.sample(card.uuid)
+        traffic = self.nvml.pcie_traffic(card.uuid)
+        sample = replace(self.nvml.sample(card.uuid), pcie_sent=traffic.sent, pcie_received=traffic.received)
         use = attribute(sample.memory_used_bytes, sample.processes, self._owners, {})
         containers = tuple(
             ContainerSnapshot(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,11 @@ from shoal.metrics.attribution import UseSource
 from shoal.metrics.config import MetricsConfig
 from shoal.metrics.processes import ContainerRef
 from shoal.metrics.snapshot import CardSnapshot, LatestSnapshot, Snapshot
-from tests.metrics.machine import Machine
+from tests.gpu.conftest import nvml_library, shim  # noqa: F401 - fixtures
+from tests.gpu.machines import ShimMachine
+from tests.metrics.machine import Containers, Machine
 from tests.metrics.pods import NODE, container_id, manifest
+from tests.testbed.nvml.shim import Shim
 
 GIB = 2**30
 INTERVAL = 0.05
@@ -221,3 +225,31 @@ async def test_over_use_is_an_event_on_the_pod(access: Access, client: Client) -
 
 def _overuse(snapshot: Snapshot) -> float:
     return max((one.overuse_seconds for card in snapshot.cards for one in card.containers), default=0.0)
+
+
+async def test_the_load_of_the_machine(access: Access) -> None:
+    async with collecting(access, Machine("T4")) as latest:
+        snapshot = await seen(latest, lambda one: one.load is not None and one.load.cpu_used_milli is not None)
+        assert snapshot.load is not None
+        assert (snapshot.load.memory_used_bytes or 0) > 0
+        assert snapshot.pods == ()
+    async with collecting(access, Machine("T4"), host_root=None) as latest:
+        assert (await latest.after(2)).load is None
+
+
+async def test_without_the_list_of_processes_nothing_is_said_to_be_nobodys(
+    access: Access,
+    shim: Shim,  # noqa: F811
+) -> None:
+    stage = ShimMachine(shim, "T4")
+    stage.change(lambda cards: cards.add_process(cards.uuids()[0], 7, GIB, 0))
+    machine: Any = SimpleNamespace(nvml=stage.nvml, containers=Containers())
+    async with collecting(access, machine) as latest:
+        await seen(latest, lambda one: one.cards and one.cards[0].unattributed_bytes == GIB)
+        stage.write(errors=(("nvmlDeviceGetComputeRunningProcesses_v3", 999),))
+        snapshot = await seen(latest, lambda one: one.failures)
+        snapshot = await latest.after(snapshot.number)
+        assert (snapshot.cards[0].used_bytes, snapshot.cards[0].unattributed_bytes) == (GIB, None)
+        stage.write()
+        await seen(latest, lambda one: one.cards[0].unattributed_bytes == GIB)
+    stage.close()

@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.settings import ServiceSettingsError, load
+from shoal.kube.access.credentials import Access, StoredCredential
+from shoal.kube.client import Client
+from shoal.metrics.app import snapshot_readers
 from shoal.metrics.config import MetricsConfig
 from shoal.model.contract.gpushare import MemoryUnit
 
@@ -33,3 +36,15 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, text: str, words: str) -> 
     with pytest.raises(ServiceSettingsError, match=str(path)) as told:
         load(MetricsConfig, path, {}, command="metrics")
     assert words in str(told.value)
+
+
+def test_parts_are_off_unless_the_file_has_them(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.yaml"
+    path.write_text(
+        "{nodeName: n, keti: {v1Port: null}, influx: {url: 'http://influxdb:8086', username: u, passwordFile: /p}}"
+    )
+    config = load(MetricsConfig, path, {}, command="metrics")
+    access = Access("http://127.0.0.1:1", StoredCredential())
+    names = [name for name, _ in snapshot_readers(config, Client(access))]
+    assert names == ["InfluxDB", "KETI's gRPC"]
+    assert snapshot_readers(MetricsConfig(node_name="n"), Client(access)) == []

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -88,6 +89,21 @@ async def run_until(writer: InfluxWriter, ready: Callable[[], bool]) -> None:
             await task
 
 
+@asynccontextmanager
+async def answering(**paths: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
+    """A server that answers as no InfluxDB here does; gives its URL."""
+    app = web.Application()
+    for name, answer in paths.items():
+        app.router.add_post(f"/{name.replace('_', '/')}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
 async def test_a_redirect_does_not_carry_the_token_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[str] = []
 
@@ -99,33 +115,54 @@ async def test_a_redirect_does_not_carry_the_token_away(tmp_path: Path, caplog: 
         assert request.headers["Authorization"] == "Token s3cret"
         return web.Response(status=307, headers={"Location": "/elsewhere"}, text="go\nERROR forged")
 
-    app = web.Application()
-    app.router.add_post("/api/v2/write", away)
-    app.router.add_post("/elsewhere", elsewhere)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        (tmp_path / "token").write_text("s3cret\n")
-        settings = msgspec.convert(
-            {
-                "url": f"http://127.0.0.1:{runner.addresses[0][1]}",
-                "api": "v2",
-                "bucket": "b",
-                "tokenFile": str(tmp_path / "token"),
-            },
-            InfluxSettings,
-        )
+    (tmp_path / "token").write_text("s3cret\n")
+    async with answering(api_v2_write=away, elsewhere=elsewhere) as url:
+        settings = InfluxSettings(url=url, api=InfluxApi.V2, bucket="b", token_file=str(tmp_path / "token"))
         writer = InfluxWriter(settings, backoff=SOON)
         writer.add(MeasuredNode().snapshot())
         with caplog.at_level(logging.INFO):
             await run_until(writer, lambda: bool(writer.trouble))
-    finally:
-        await runner.cleanup()
     assert seen == []
     assert writer.trouble == "it answers 307 go ERROR forged"
     assert "s3cret" not in caplog.text
+
+
+async def test_a_server_that_never_answers_is_left_after_a_while() -> None:
+    async def hang(request: web.Request) -> web.Response:
+        await asyncio.sleep(3600)
+        return web.Response()
+
+    async with answering(write=hang) as url:
+        writer = InfluxWriter(InfluxSettings(url=url, timeout_seconds=0.1), backoff=SOON)
+        writer.add(MeasuredNode().snapshot())
+        await run_until(writer, lambda: bool(writer.trouble))
+    assert writer.trouble == "no answer within 0.1 s"
+    assert writer.counts().buffered == 3
+
+
+async def test_a_server_that_takes_a_batch_whole_or_not_at_all(caplog: pytest.LogCaptureFixture) -> None:
+    """It refuses every batch with one certain point in it: that one is lost, and all others are taken, in order."""
+    taken: list[bytes] = []
+
+    async def strict(request: web.Request) -> web.Response:
+        lines = (await request.read()).splitlines()
+        if any(b"pod-13" in line for line in lines):
+            return web.Response(status=400, text='{"code":"invalid","message":"unable to parse \'pod-13\'"}')
+        taken.extend(lines)
+        return web.Response(status=204)
+
+    node = MeasuredNode()
+    for number in range(40):
+        node.run(0, f"pod-{number}", mib=10)
+    async with answering(write=strict) as url:
+        writer = InfluxWriter(InfluxSettings(url=url), backoff=SOON)
+        writer.add(node.snapshot())
+        with caplog.at_level(logging.WARNING):
+            await run_until(writer, lambda: writer.counts().buffered == 0)
+    counts = writer.counts()
+    assert (counts.written, counts.refused, counts.dropped) == (42, 1, 0)
+    assert len(taken) == len(set(taken)) == 42
+    assert len(caplog.records) == 1
 
 
 async def test_a_server_that_is_away_costs_bounded_memory(caplog: pytest.LogCaptureFixture) -> None:

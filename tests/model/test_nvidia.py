@@ -89,6 +89,21 @@ def test_product_label() -> None:
     assert nvidia.product_label(model, shared=True) == "NVIDIA-A100-SXM4-80GB-SHARED"
     assert nvidia.product_label(model, mig_profile="1g.10gb+me") == "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb.me"
     assert len(nvidia.product_label("x" * 80, shared=True)) == 63
+    assert nvidia.product_label("!", mig_profile="1g.10gb") == "MIG-1g.10gb"
+
+
+@pytest.mark.parametrize(
+    ("capability", "family"),
+    [
+        *(((1, 3), "tesla"), ((2, 1), "fermi"), ((3, 7), "kepler"), ((4, 0), "undefined"), ((5, 2), "maxwell")),
+        *(((6, 1), "pascal"), ((7, 0), "volta"), ((7, 2), "volta"), ((7, 5), "turing"), ((8, 6), "ampere")),
+        *(((8, 9), "ada-lovelace"), ((9, 0), "hopper"), ((10, 3), "blackwell"), ((11, 0), "undefined")),
+        *(((12, 1), "blackwell"), ((13, 0), "rubin"), ((14, 0), "undefined"), (None, "undefined")),
+    ],
+)
+def test_family(capability: tuple[int, int] | None, family: str) -> None:
+    assert nvidia.family(capability) == family
+    assert family in nvidia.FAMILIES
 
 
 def test_composed_labels() -> None:

@@ -37,7 +37,7 @@ from shoal.agent.node.given import GivenFiles
 from shoal.agent.node.object import NodeObject
 from shoal.agent.node.pods import NodePods
 from shoal.agent.nvidia import replicas
-from shoal.agent.nvidia.config import ConfigSource, NvidiaConfig
+from shoal.agent.nvidia.config import config_source
 from shoal.agent.nvidia.partitions import PartitionStarts
 from shoal.agent.reconcile import Reconciler
 from shoal.kube.access.credentials import Access
@@ -47,7 +47,9 @@ from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.kubelet.host_paths import HostPaths
 from shoal.kubelet.pod_resources import PodResourcesClient
 from shoal.model.contract import gpushare, shoal
+from shoal.model.contract.plugin_config import NvidiaConfig
 from shoal.model.gpu import NodeGpus
+from shoal.observe.prometheus import CONTENT_TYPE, MetricRegistry
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +93,7 @@ class Agent:
             isolation_changed=lambda: self._cards_changed(),
             labels_changed=lambda: self.source.look(),
         )
-        self.source = ConfigSource(
+        self.source = config_source(
             config, client, self.node, recorder, last=last, changed=lambda: self._cards_changed()
         )
         self.health = NodeHealth(
@@ -349,7 +351,7 @@ async def cleanup(
 
 @contextlib.asynccontextmanager
 async def serve_probes(host: str, port: int, waiting_for: Callable[[], str]) -> AsyncIterator[int]:
-    """Answer health probes while the block runs; gives the port. `waiting_for` is empty when all is served."""
+    """Answer probes and Prometheus while the block runs; gives the port. `waiting_for` is empty when all is served."""
 
     async def health(_: web.Request) -> web.Response:
         # A node without a driver is no reason to restart the process: it would not bring one.
@@ -359,9 +361,17 @@ async def serve_probes(host: str, port: int, waiting_for: Callable[[], str]) -> 
         reason = waiting_for()
         return web.Response(text=reason or "ok", status=503 if reason else 200)
 
+    registry = MetricRegistry()
+    serves = registry.gauge("shoal_agent_ready", "1 while the agent serves every resource of its node.")
+
+    async def metrics(_: web.Request) -> web.Response:
+        serves.set(int(not waiting_for()))
+        return web.Response(text=registry.text(), headers={"Content-Type": CONTENT_TYPE})
+
     app = web.Application()
     app.router.add_get(shoal.PATH_HEALTH, health)
     app.router.add_get(shoal.PATH_READY, ready)
+    app.router.add_get(shoal.PATH_METRICS, metrics)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:

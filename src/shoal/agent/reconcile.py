@@ -26,7 +26,7 @@ from shoal.agent.node.checkpoint import KubeletCheckpoint
 from shoal.agent.node.holdings import HeldTotals
 from shoal.agent.node.object import NodeObject
 from shoal.agent.node.pods import NodePods, PodChanges
-from shoal.agent.nvidia.config import ConfigSource
+from shoal.kube.plugin_config import ConfigSource
 from shoal.model.contract import gpushare, shoal
 
 log = logging.getLogger(__name__)

@@ -139,7 +139,7 @@ class Collectors:
         return found, silent
 
     async def _get(self, door: _Door, path: str, query: Mapping[str, str], answer: type[T]) -> T:
-        limits = TransportLimits(connect_seconds=_CONNECT_SECONDS, request_seconds=self._deadline, attempts=1)
+        limits = TransportLimits(connect_seconds=_CONNECT_SECONDS, request_seconds=2 * self._deadline, attempts=1)
         async with Client(door.access, limits=limits) as client:
             content = await client.request("GET", door.prefix + path, query=query, max_bytes=_MOST_BYTES)
         try:

@@ -31,6 +31,7 @@ from shoal.kubelet.host_paths import HostPaths
 from shoal.metrics import app as metrics
 from shoal.metrics.config import MetricsConfig
 from shoal.metrics.digest import DigestSettings
+from shoal.metrics.history_server import HistorySettings
 from shoal.metrics.processes import ContainerRef, container_in
 from shoal.metrics.snapshot import LatestSnapshot
 from shoal.model.contract import keti, kubernetes, shoal
@@ -186,7 +187,9 @@ class EmbeddedCluster:
             node_name=host.spec.name,
             memory_unit=self.plan.unit,
             interval_seconds=self.plan.metrics_seconds,
+            host_root=None,
             digest=self.plan.digest,
+            history=HistorySettings(folder=str(host.folders.root / "history"), host=_LOOPBACK, port=0),
         )
         containers = SimulatedContainers(host)
         return metrics.run(config, access, lambda: host.nvml, owners=containers, folders=containers, latest=latest)

@@ -22,6 +22,10 @@ _COMMANDS: Final = {
         "Show what is allocated of each card (kubectl inspect gpushare).",
     ),
     "metrics": ("shoal.cli.metrics:metrics", "Run the collector: what cards and containers really use."),
+    "metrics-scores": (
+        "shoal.cli.metrics_scores:metrics_scores",
+        "Run KETI's analysis engine: scores of all nodes and cards.",
+    ),
     "policy": ("shoal.cli.policy:policy", "Show the policy in force, or compare two."),
     "scheduler": ("shoal.cli.scheduler:scheduler", "Run the scheduler: extender and gpu-scheduler."),
     "simulate": ("shoal.cli.simulate:simulate", "Compare placement policies on a trace of pods."),

@@ -71,7 +71,7 @@ def metrics(path: Path | None, kubeconfig: Path | None, context: str, log_level:
         access = load_access(environ=os.environ, home=Path.home(), kubeconfig=kubeconfig, context=context)
     except (settings.ServiceSettingsError, ExporterConfigError, KubeError) as error:
         raise click.ClickException(str(error)) from error
-    asyncio.run(_until_ended(app.run(config, access, open_nvml)))
+    asyncio.run(until_ended(app.run(config, access, open_nvml)))
 
 
 def _with_dcgm(config: MetricsConfig, environment: Mapping[str, str], *, interval_given: bool) -> MetricsConfig:
@@ -85,7 +85,7 @@ def _with_dcgm(config: MetricsConfig, environment: Mapping[str, str], *, interva
     )
 
 
-async def _until_ended(work: Coroutine[None, None, None]) -> None:
+async def until_ended(work: Coroutine[None, None, None]) -> None:
     """Run until SIGTERM or SIGINT."""
     task = asyncio.ensure_future(work)
     for number in (signal.SIGTERM, signal.SIGINT):

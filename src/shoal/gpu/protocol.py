@@ -84,6 +84,28 @@ class CardLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class MigAttributes:
+    """What a MIG partition is made of: slices, multiprocessors, and engines that it shares within its slices."""
+
+    multiprocessors: int = 0
+    gpu_slices: int = 0
+    compute_slices: int = 0
+    copy_engines: int = 0
+    decoders: int = 0
+    encoders: int = 0
+    jpeg: int = 0
+    ofa: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """The NVLink fabric that a card has joined, and the clique of cards in it that reach each other."""
+
+    cluster: str
+    clique: int
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
     """A card, and what about it does not change from second to second."""
 
@@ -109,13 +131,17 @@ class Card:
     #: None: the card knows no MIG.
     mig: bool | None = None
     mig_instances: tuple[MigInstance, ...] = ()
+    #: Of each instance, in their order.
+    mig_attributes: tuple[MigAttributes, ...] = ()
+    #: None: on no fabric.
+    fabric: Fabric | None = None
     #: The card has been there and does not answer now; all the rest is as last seen.
     lost: bool = False
 
     @property
     def family(self) -> str:
         """NVIDIA's name of the architecture, as feature discovery writes it."""
-        return _family(self.compute_capability)
+        return nvidia.family(self.compute_capability)
 
     @property
     def max_mps_clients(self) -> int:
@@ -123,16 +149,6 @@ class Card:
         if self.mig or self.compute_capability is None or self.compute_capability < _OLDEST_MPS:
             return 0
         return nvidia.MAX_MPS_CLIENTS if self.compute_capability >= VOLTA else OLD_MPS_CLIENTS
-
-
-def _family(capability: tuple[int, int] | None) -> str:
-    major, minor = capability or (0, 0)
-    if major == 7:
-        return "volta" if minor < 5 else "turing"
-    if major == 8:
-        return "ampere" if minor < 9 else "ada-lovelace"
-    by_major = {1: "tesla", 2: "fermi", 3: "kepler", 5: "maxwell", 6: "pascal", 9: "hopper", 10: "blackwell"}
-    return {**by_major, 11: "blackwell", 12: "blackwell"}.get(major, "undefined")
 
 
 def limits_memory(driver: Driver, card: Card) -> bool:

@@ -33,6 +33,7 @@ from shoal.gpu.protocol import (
     Driver,
     EventKind,
     MemoryLimit,
+    MigAttributes,
     MigSample,
     NvlinkCounters,
     PcieTraffic,
@@ -287,7 +288,14 @@ def _fixed(description: CardDescription, seed: str, uuid_of: Mapping[int, str]) 
             MigInstance(made_uuid("MIG", seed, mine, number), partition.profile, partition.memory_mib)
             for number, partition in enumerate(description.mig or ())
         ),
+        mig_attributes=tuple(_attributes(partition.profile) for partition in description.mig or ()),
     )
+
+
+def _attributes(profile: str) -> MigAttributes:
+    """Of round numbers: each slice has 14 multiprocessors and a copy engine."""
+    slices = int(profile.partition("g")[0])
+    return MigAttributes(multiprocessors=14 * slices, gpu_slices=slices, compute_slices=slices, copy_engines=slices)
 
 
 class SimulatedNvml:

@@ -200,7 +200,7 @@ class ServerConnection(web.RequestHandler):
         self._wire: asyncio.Transport | None = None
         self._arriving: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
-        self._ahead = self._half_closed = False
+        self._ahead = self._half_closed = self._secured = False
         #: The fingerprint of the certificate that the caller has shown and TLS has checked.
         self.shown = ""
 
@@ -224,6 +224,7 @@ class ServerConnection(web.RequestHandler):
         assert isinstance(transport, asyncio.Transport)
         self._wire = transport
         tls = transport.get_extra_info("ssl_object")
+        self._secured = tls is not None
         certificate = None if tls is None else tls.getpeercert(binary_form=True)
         self.shown = "" if certificate is None else hashlib.sha256(certificate).hexdigest()
         self._slot.close = transport.abort
@@ -243,11 +244,11 @@ class ServerConnection(web.RequestHandler):
         super().data_received(data)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """A caller that has closed its side is answered, and nothing more is read."""
+        """A caller that has closed its side is answered, and nothing more is read. TLS has no half-closed side."""
         self._half_closed = True
         if self._slot.busy:
             self.close()
-        return self._slot.busy or self._arriving is not None
+        return not self._secured and (self._slot.busy or self._arriving is not None)
 
     def pause_writing(self) -> None:
         super().pause_writing()

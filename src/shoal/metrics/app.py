@@ -23,10 +23,11 @@ from shoal.metrics.cgroups import ContainerFolders, HostCgroups
 from shoal.metrics.collector import CardReader, Collector, OpenNvml
 from shoal.metrics.config import MetricsConfig
 from shoal.metrics.digest import DigestWriter
-from shoal.metrics.exporter.server import Exporter
+from shoal.metrics.exporter.server import Exporter, InfluxSource
 from shoal.metrics.history_points import HistoryKeeper
 from shoal.metrics.history_server import HistoryServer
 from shoal.metrics.influx_writer import InfluxWriter
+from shoal.metrics.node_load import HostLoad, PodLoadWatch
 from shoal.metrics.node_pods import KnownPod, NodeContainers
 from shoal.metrics.overuse import Overuse
 from shoal.metrics.processes import HostProcesses, ProcessOwners
@@ -44,16 +45,22 @@ SnapshotReader = tuple[str, Callable[[LatestSnapshot], Awaitable[None]]]
 def snapshot_readers(config: MetricsConfig, client: Client) -> list[SnapshotReader]:
     """All that read snapshots and are switched on. Each is built from its own settings."""
     readers: list[SnapshotReader] = []
+    influx = InfluxWriter(config.influx) if config.influx is not None else None
     if config.exporter is not None:
-        readers.append(("exporter", Exporter(config.exporter, client).run))
+        sources = [InfluxSource(influx.buffer)] if influx is not None else []
+        readers.append(("exporter", Exporter(config.exporter, client, sources=sources).run))
     if config.history is not None:
         readers.append(("history", HistoryKeeper(Path(config.history.folder)).run))
         if config.history.serve:
             readers.append(("history server", HistoryServer(config.history, client, config.node_name).run))
+    if influx is not None:
+        readers.append(("InfluxDB", influx.run))
+    if config.keti is not None:
+        from shoal.metrics.keti_grpc import KetiCollector  # gRPC costs 11 MB, and few ask for it
+
+        readers.append(("KETI's gRPC", KetiCollector(config.keti).run))
     if config.digest is not None:
         readers.append(("live load", DigestWriter(config.digest, client, config.node_name).run))
-    if config.influx is not None:
-        readers.append(("InfluxDB", InfluxWriter(config.influx).run))
     return readers
 
 
@@ -87,6 +94,7 @@ async def run(
         def tell(pod: KnownPod, found: Overuse, card: Card) -> None:
             events.record(pod.about, "Warning", REASON_OVERUSE, overuse.words(found, card.index))
 
+        loads = None if config.kubelet is None else PodLoadWatch(config.kubelet)
         collector = Collector(
             config.node_name,
             reader,
@@ -95,9 +103,13 @@ async def run(
             interval=config.interval_seconds,
             grace=config.overuse_grace_seconds,
             told=tell,
+            host=None if config.host_root is None else HostLoad(Path(config.proc_root), Path(config.host_root)),
+            pod_loads=tuple if loads is None else loads.current,
         )
         await stack.enter_async_context(pods.reflector)
         async with asyncio.TaskGroup() as group:
             group.create_task(supervised("collector", collector.run))
+            if loads is not None:
+                group.create_task(supervised("loads of pods", loads.run))
             for name, part in snapshot_readers(config, client):
                 group.create_task(supervised(name, partial(part, latest)), name=name)

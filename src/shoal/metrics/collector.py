@@ -22,11 +22,12 @@ from shoal.gpu.errors import GpuError, NoCgroupError
 from shoal.gpu.protocol import Card, CgroupMemory, Nvml, Process, Sample, Survey, limits_memory
 from shoal.metrics.attribution import CardUse, attribute
 from shoal.metrics.cgroups import ContainerFolders
+from shoal.metrics.node_load import HostLoad
 from shoal.metrics.node_pods import KnownPod, NodeContainers
 from shoal.metrics.overuse import Overuse, OveruseWatch
 from shoal.metrics.processes import ContainerRef, ProcessOwners, owners_of
 from shoal.metrics.sampler import HUNG, PATIENCE, Sampled, SampledCard, Sampler
-from shoal.metrics.snapshot import CardSnapshot, ContainerName, ContainerSnapshot, LatestSnapshot, Snapshot
+from shoal.metrics.snapshot import CardSnapshot, ContainerName, ContainerSnapshot, LatestSnapshot, PodLoad, Snapshot
 from shoal.model.gpu import NodeGpus
 
 log = logging.getLogger(__name__)
@@ -162,12 +163,19 @@ class Collector:
         interval: float,
         grace: float,
         told: Callable[[KnownPod, Overuse, Card], None] = lambda pod, overuse, card: None,
+        host: HostLoad | None = None,
+        pod_loads: Callable[[], tuple[PodLoad, ...]] = tuple,
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`told` is called when over-use has lasted for the `grace` time, once per episode."""
+        """`told` is called when over-use has lasted for the `grace` time, once per episode.
+
+        `host` is the machine's own load, `pod_loads` what was last told of its pods; without them nobody knows.
+        """
         self._node = node
         self._told = told
+        self._host = host
+        self._pod_loads = pod_loads
         self._overuse = OveruseWatch(grace=grace, longest_gap=2 * interval)
         self._reader = reader
         self._pods = pods
@@ -188,15 +196,18 @@ class Collector:
 
     async def collect(self) -> Snapshot:
         """One interval: read, attribute, show."""
+        load = None if self._host is None else await asyncio.to_thread(self._host.read)
+        # Pods that come while the cards are read were not asked about.
+        synced = self._pods.synced
         readings = await asyncio.to_thread(self._reader.read, self._pods.on_cards())
         survey = Survey(tuple(one.card for one in readings.sampled.cards))
         if survey.cards:
             self._pods.move_to(NodeGpus(self._node, inventory.gpus(survey)))
-        snapshot = self._snapshot(readings)
+        snapshot = replace(self._snapshot(readings, synced=synced), load=load, pods=self._pod_loads())
         self._latest.put(snapshot)
         return snapshot
 
-    def _snapshot(self, readings: CardReadings) -> Snapshot:
+    def _snapshot(self, readings: CardReadings, *, synced: bool) -> Snapshot:
         self._number += 1
         found = {ref: pod for ref in _refs(readings) if (pod := self._pods.find(ref)) is not None}
         now = self._monotonic()
@@ -207,30 +218,25 @@ class Collector:
             self._interval,
             self._number,
             readings.sampled.driver,
-            tuple(self._card(one, readings, found, now) for one in readings.sampled.cards),
+            tuple(
+                self._attributed(one, readings, found, now) if synced else _shown(one) for one in readings.sampled.cards
+            ),
             failures=readings.failures,
         )
 
-    def _card(
+    def _attributed(
         self, one: SampledCard, readings: CardReadings, found: Mapping[ContainerRef, NamedPod], now: float
     ) -> CardSnapshot:
-        card, sample = one.card, one.sample
-        used = None if sample is None else sample.memory_used_bytes
-        shown = CardSnapshot(
-            card,
-            sample,
-            used,
-            xids=one.xids,
-            recent_xids=one.recent_xids,
-            last_xid=one.last_xid,
-            recent_clock_events=one.recent_clock_events,
-        )
-        if not self._pods.synced:  # nobody can say yet whose it is
-            return shown
+        card, sample, shown = one.card, one.sample, _shown(one)
         # What the API server does not show is nobody's.
         owners = {pid: ref for pid, ref in readings.owners.items() if ref in found}
         accounts = {ref: account for ref, account in readings.accounts.get(card.uuid, {}).items() if ref in found}
-        use = attribute(used, processes_of(sample), owners, {ref: one.used_bytes for ref, one in accounts.items()})
+        use = attribute(
+            shown.used_bytes, processes_of(sample), owners, {ref: one.used_bytes for ref, one in accounts.items()}
+        )
+        if sample is not None and not sample.processes_known:
+            # A process that was not listed may be anybody's.
+            use = replace(use, unattributed_bytes=None)
         limits = {ref: one.limit.hard_bytes for ref, one in accounts.items()}
         containers = containers_on(
             card, use, found, limits, _instances(sample, owners), self._pods.booked_on(card.uuid)
@@ -247,6 +253,19 @@ class Collector:
         if due is not None:
             self._told(pod, due, card)
         return replace(one, overuse_seconds=seconds)
+
+
+def _shown(one: SampledCard) -> CardSnapshot:
+    """A card of which nobody can say yet whose its use is."""
+    return CardSnapshot(
+        one.card,
+        one.sample,
+        None if one.sample is None else one.sample.memory_used_bytes,
+        xids=one.xids,
+        recent_xids=one.recent_xids,
+        last_xid=one.last_xid,
+        recent_clock_events=one.recent_clock_events,
+    )
 
 
 #: A pod, and the name of one of its containers.

@@ -7,3 +7,7 @@ class MetricsError(Exception):
 
 class InfluxError(MetricsError):
     """InfluxDB cannot be asked now; points wait."""
+
+
+class PodLoadError(MetricsError):
+    """kubelet does not tell what its pods use."""

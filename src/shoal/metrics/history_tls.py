@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import msgspec
 
 from shoal.http.errors import TlsError
-from shoal.http.tls import FileTls, TlsFiles, server_context
+from shoal.http.tls import LOOK_SECONDS, FileTls, TlsFiles, server_context
 from shoal.kube import certificates
 from shoal.kube.access.tls import load_pair
 from shoal.metrics.history_wire import SERVER_NAME
@@ -96,7 +96,7 @@ class FileHistoryTls:
         keeping = asyncio.create_task(self._files.keep())
         try:
             while True:
-                await asyncio.sleep(60)
+                await asyncio.sleep(LOOK_SECONDS)
                 try:
                     found = self._read()
                 except TlsError as error:

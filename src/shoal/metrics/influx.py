@@ -6,6 +6,7 @@ takes (a bad point) is told once for each cause, and holds up no other. No HTTP 
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import re
@@ -26,6 +27,8 @@ BATCH_BYTES: Final = 1 << 20
 BUFFER_BYTES: Final = 32 << 20
 #: The longest value of a tag. Names of Kubernetes have 253 characters at most.
 _LONGEST_TAG: Final = 1024
+#: Names and values that are remembered with their escapes: those of a node with some hundred containers.
+_ESCAPED: Final = 2048
 #: The longest text of a field, and the longest answer that is told.
 _LONGEST_TEXT: Final = 16 << 10
 _LONGEST_CAUSE: Final = 200
@@ -78,7 +81,13 @@ def _value(value: FieldValue) -> str:
 
 
 def _tag(value: str) -> str:
-    return _IN_TAG.sub(r"\\\1", _plain(value[:_LONGEST_TAG]))
+    return _escaped(value[:_LONGEST_TAG])
+
+
+@functools.lru_cache(maxsize=_ESCAPED)
+def _escaped(value: str) -> str:
+    """The same few names stand in all points of a node."""
+    return _IN_TAG.sub(r"\\\1", _plain(value))
 
 
 def _plain(value: str) -> str:

@@ -146,7 +146,7 @@ class InfluxWriter:
         self._settings = settings
         self._backoff = backoff
         self._rng = rng or random.Random()
-        self._buffer = InfluxBuffer(most_bytes=settings.buffer_bytes)
+        self.buffer = InfluxBuffer(most_bytes=settings.buffer_bytes)
         self._filled = asyncio.Event()
         #: Points that were taken out of the buffer and are not acknowledged yet.
         self._in_flight = 0
@@ -155,13 +155,13 @@ class InfluxWriter:
 
     def counts(self) -> InfluxCounts:
         """For whoever shows them."""
-        buffer = self._buffer
+        buffer = self.buffer
         return InfluxCounts(len(buffer) + self._in_flight, buffer.dropped, buffer.refused, buffer.written)
 
     def add(self, snapshot: Snapshot) -> None:
         """Let a snapshot's points wait to be written."""
         for point in points(snapshot):
-            self._buffer.add(point)
+            self.buffer.add(point)
         self._filled.set()
 
     async def run(self, latest: LatestSnapshot) -> None:
@@ -183,7 +183,7 @@ class InfluxWriter:
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout_seconds)
         async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
             while True:
-                if not len(self._buffer):
+                if not len(self.buffer):
                     self._filled.clear()
                     await self._filled.wait()
                 reason = await self._send_batch(session)
@@ -194,7 +194,7 @@ class InfluxWriter:
 
     async def _send_batch(self, session: aiohttp.ClientSession) -> str:
         """Send the oldest points. Why the server takes nothing now, in words; empty when it took or refused them."""
-        rest = [self._buffer.batch()]
+        rest = [self.buffer.batch()]
         self._in_flight = len(rest[0])
         made = False
         try:
@@ -213,7 +213,7 @@ class InfluxWriter:
                     half = len(lines) // 2
                     rest[-1:] = [lines[half:], lines[:half]]
                 elif said in (InfluxVerdict.DONE, InfluxVerdict.REFUSED):
-                    self._buffer.count(said, rest.pop(), answer)
+                    self.buffer.count(said, rest.pop(), answer)
                     self._in_flight -= len(lines)
                 else:
                     return f"it answers {status} {_short(answer)}".rstrip()
@@ -221,7 +221,7 @@ class InfluxWriter:
         finally:
             # What was not acknowledged waits again, the oldest first.
             self._in_flight = 0
-            self._buffer.give_back([line for lines in reversed(rest) for line in lines])
+            self.buffer.give_back([line for lines in reversed(rest) for line in lines])
 
     async def _post(self, session: aiohttp.ClientSession, lines: list[bytes]) -> tuple[int, str]:
         settings = self._settings
@@ -285,7 +285,7 @@ class InfluxWriter:
                 "InfluxDB at %s takes no points now: %s; %d wait, and are tried again",
                 self._settings.url,
                 reason,
-                len(self._buffer),
+                len(self.buffer),
             )
         else:
             log.info("InfluxDB at %s takes points again", self._settings.url)

@@ -13,6 +13,10 @@ class RequestError(ModelError):
     """A pod whose GPU request cannot be met as written."""
 
 
+class PluginConfigError(ModelError):
+    """A configuration of NVIDIA's device plugin that cannot be used."""
+
+
 class CodecError(ModelError):
     """An annotation, label or device id that does not hold what its name promises."""
 

@@ -16,12 +16,12 @@ from shoal.agent.device_plugin.serving import served_resources
 from shoal.agent.errors import NoCardError, RefusedError
 from shoal.agent.node.holdings import HeldTotals, PodHolding, given_holding, holding_of, used
 from shoal.agent.nvidia import partitions
-from shoal.agent.nvidia.config import NvidiaConfig, parse
 from shoal.agent.nvidia.replicas import Cut, Slicing, read_label, slicing_of
 from shoal.kube.objects.pod import Pod
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.contract import gpushare, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.contract.plugin_config import NvidiaConfig, parse
 from shoal.model.gpu import Gpu, MigInstance, NodeGpus
 from shoal.model.request import NO_SHARE, Share, fits
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from shoal.cli.main import main
 from tests.cli.shoal_up import running
@@ -15,9 +15,12 @@ from tests.testbed.waiting import wait_for
 PODS = "/api/v1/namespaces/default/pods"
 
 
-def create(api: Connection, name: str, *limits: dict[str, str], labels: dict[str, str] | None = None) -> None:
+def create(
+    api: Connection, name: str, *limits: dict[str, str], labels: dict[str, str] | None = None, does: str = ""
+) -> None:
     containers = [{"name": f"c{n}", "image": "x", "resources": {"limits": one}} for n, one in enumerate(limits)]
-    pod: dict[str, Any] = {"metadata": {"name": name, "labels": labels or {}}, "spec": {"containers": containers}}
+    meta = {"name": name, "labels": labels or {}, "annotations": {"shoal.dev/simulate": does} if does else {}}
+    pod: dict[str, Any] = {"metadata": meta, "spec": {"containers": containers}}
     answer = api.request("POST", PODS, json.dumps(pod).encode(), {"Content-Type": "application/json"})
     assert answer.status == 201, answer
 
@@ -71,3 +74,35 @@ def test_what_was_decided_is_shown() -> None:
         assert summary[-1].startswith(f"{8500 + size}/{4 * size} ")
         picture = say("top", "--once", "--show", "pods")
         assert all(name in picture for name in ("small", "pair", "two", "whole", "waits: default/big"))
+
+
+def test_what_is_used_is_shown() -> None:
+    """On a cluster as `shoal up` starts it: no rights, settings or pods of collectors have to be made."""
+    with running("--nodes", "2", "--gpus", "2xT4", "--memory-unit", "MiB") as (_, said):
+        kubeconfig = re.findall(r"KUBECONFIG=(\S+)", said)[0]
+        api = Connection(Path(kubeconfig))
+        create(api, "small", {"aliyun.com/gpu-mem": "3000"}, does="memory=2Gi utilisation=30")
+        wait_for(lambda: all(status["phase"] == "Running" for status in statuses(api)), "running")
+
+        def say(*arguments: str) -> Result:
+            return CliRunner().invoke(main, [*arguments, "--kubeconfig", kubeconfig])
+
+        def measured() -> bool:
+            result = say("inspect", "--used", "-o", "json")
+            if result.exit_code:
+                return False
+            document = json.loads(result.stdout)
+            small = [pod for node in document["nodes"] for gpu in node["gpus"] for pod in gpu["pods"]]
+            return not document["notMeasured"] and bool(small) and small[0]["used"]["memoryMiB"] == 2048
+
+        wait_for(measured, "measured")
+        document = json.loads(say("inspect", "--used", "-o", "json").stdout)
+        for node in document["nodes"]:
+            for gpu in node["gpus"]:
+                parts = [pod["used"]["memoryMiB"] for pod in gpu["pods"]]
+                assert sum(parts) + gpu["used"]["unattributedMiB"] == gpu["used"]["memoryMiB"]
+                assert gpu["used"]["temperatureCelsius"] > 0
+        table, picture = say("inspect", "--used", "-d"), say("top", "--once")
+        assert (table.stderr, picture.stderr) == ("", "")
+        assert "small" in table.stdout
+        assert "10 MIN" in picture.stdout

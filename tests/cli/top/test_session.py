@@ -124,7 +124,7 @@ def test_without_a_terminal_no_line_is_cut(cluster: Cluster) -> None:
     why = "no room " * 100
     cluster.put(objects(NODES, {"waits": {"mem": 20, "why": why}}))
     result = CliRunner().invoke(main, ["top", "--once", "--kubeconfig", str(cluster.kubeconfig)])
-    assert result.output.splitlines()[-1] == f"waits: default/waits: {why}".rstrip()
+    assert result.stdout.splitlines()[-1] == f"waits: default/waits: {why}".rstrip()
 
 
 def test_for_programs_it_reads_once(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Waiting in an event loop."""
+"""Waiting for what only a question tells."""
 
 import asyncio
 import inspect
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 
 async def until(ready: Callable[[], bool | Awaitable[bool]], patience: float = 300) -> None:
-    """Wait for a condition."""
+    """Wait for a condition, which may have to be asked for."""
     async with asyncio.timeout(patience):
         while True:
             found = ready()

@@ -6,7 +6,9 @@ import logging
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from shoal.cli.metrics import metrics
 from shoal.metrics.exporter.errors import ExporterConfigError
 from shoal.metrics.exporter.settings import (
     DCGM_SETTINGS,
@@ -151,3 +153,23 @@ def test_settings_that_nobody_knows_are_refused() -> None:
     assert msgspec.convert({"sharedSeries": "dcgm"}, ExporterSettings).shared_series is SharedSeries.DCGM
     with pytest.raises(ValueError, match="both set"):
         ExporterSettings(counters_file="a", counters_config_map="b:c")
+
+
+def test_dcgm_exporters_flags_reach_the_settings() -> None:
+    arguments = "--node-name gpu-1 -f /etc/x.csv -a :9500 -k=false --no-hostname -c 30000 --kubernetes-virtual-gpus -n"
+    context = metrics.make_context("metrics", arguments.split())
+    given = {setting.variable: context.params[setting.variable.lower()] for setting in DCGM_SETTINGS}
+    assert {name: text for name, text in given.items() if text is not None} == {
+        "DCGM_EXPORTER_COLLECTORS": "/etc/x.csv",
+        "DCGM_EXPORTER_LISTEN": ":9500",
+        "DCGM_EXPORTER_KUBERNETES": "=false",
+        "DCGM_EXPORTER_NO_HOSTNAME": "true",
+        "DCGM_EXPORTER_INTERVAL": "30000",
+        "KUBERNETES_VIRTUAL_GPUS": "true",
+    }
+
+
+def test_a_flag_that_cannot_be_heeded_is_refused_in_words() -> None:
+    done = CliRunner().invoke(metrics, ["--node-name", "gpu-1", "-k=maybe"], env={"KUBECONFIG": "/nonexistent"})
+    assert done.exit_code == 1
+    assert "DCGM_EXPORTER_KUBERNETES='maybe' cannot be used: write true or false" in done.output

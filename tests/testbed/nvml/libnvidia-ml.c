@@ -15,7 +15,8 @@
  *   process PID BYTES LOAD MPS PART   a process, by MPS or not (1, 0), on the MIG partition of this place (from 1; 0: none)
  *   remapped CORRECTED UNCORRECTED PENDING FAILED
  *   link TYPE DOMAIN BUS DEVICE   the next NVLink and its other end: 0 a card, 2 a switch, 255 inactive
- *   mig SLICES MEGABYTES UUID NAME…
+ *   mig SLICES MEGABYTES UUID NAME…   with 14 multiprocessors and one copy engine a slice
+ *   fabric CLIQUE UUID            the fabric it has joined, the UUID as 32 hexadecimal digits
  *   cgroup BYTES PATH             what a cgroup uses of the card
  *
  * Other lines are ignored. The environment's NVML_PAUSE is how many milliseconds pass between looks for events, 5 by
@@ -51,6 +52,7 @@ struct cgroup { u64 used; char path[512]; };
 struct card {
     char uuid[96], name[96];
     u32 remapped[4]; int remaps;
+    u32 clique; unsigned char fabric[16]; int joined;
     struct number numbers[NUMBERS]; int number_count;
     struct running running[PROCESSES]; int running_count;
     struct link links[LINKS]; int link_count;
@@ -105,6 +107,10 @@ static void read_card_line(struct card *card, const char *word, const char *rest
         if (card->part_count < PARTS
             && sscanf(rest, "%u %llu %95s %95[^\n]", &part.slices, &part.megabytes, part.uuid, part.name) >= 3)
             card->parts[card->part_count++] = part;
+    } else if (!strcmp(word, "fabric")) {
+        char digits[33] = "";
+        card->joined = sscanf(rest, "%u %32[0-9a-f]", &card->clique, digits) == 2 && strlen(digits) == 32;
+        for (int i = 0; card->joined && i < 16; i++) sscanf(digits + 2 * i, "%2hhx", &card->fabric[i]);
     } else if (!strcmp(word, "cgroup")) {
         if (card->cgroup_count < CGROUPS && sscanf(rest, "%llu %511[^\n]", &cgroup.used, cgroup.path) == 2)
             card->cgroups[card->cgroup_count++] = cgroup;
@@ -489,6 +495,8 @@ nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttribute
     memset(attributes, 0, sizeof *attributes);
     attributes->gpuInstanceSliceCount = attributes->computeInstanceSliceCount = part->slices;
     attributes->memorySizeMB = part->megabytes;
+    attributes->multiprocessorCount = 14 * part->slices;
+    attributes->sharedCopyEngineCount = part->slices;
     return leave(NVML_SUCCESS);
 }
 
@@ -626,8 +634,20 @@ nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimi
         return leave(NVML_ERROR_NOT_SUPPORTED); \
     }
 NO_CARD_HAS(nvmlDeviceGetAddressingMode, nvmlDeviceAddressingMode_t)
-NO_CARD_HAS(nvmlDeviceGetGpuFabricInfo, nvmlGpuFabricInfo_t)
-NO_CARD_HAS(nvmlDeviceGetGpuFabricInfoV, nvmlGpuFabricInfoV_t)
+
+#define FABRIC_OF(card, info) \
+    if (!card->joined) return leave(NVML_ERROR_NOT_SUPPORTED); \
+    memcpy(info->clusterUuid, card->fabric, sizeof card->fabric); \
+    info->cliqueId = card->clique, info->state = NVML_GPU_FABRIC_STATE_COMPLETED, info->status = NVML_SUCCESS; \
+    return leave(NVML_SUCCESS)
+nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *info) {
+    WITH_CARD(device, NULL);
+    FABRIC_OF(card, info);
+}
+nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *info) {
+    WITH_CARD(device, NULL);
+    FABRIC_OF(card, info);
+}
 
 nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set) {
     nvmlReturn_t failed = enter(__func__);

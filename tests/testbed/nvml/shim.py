@@ -138,6 +138,8 @@ def _fixed(card: Card, description: CardDescription, address: Mapping[int, str])
         f"mig {part.profile[0]} {part.memory_mib} {part.uuid} {card.model} MIG {part.profile}"
         for part in card.mig_instances
     ]
+    if card.fabric is not None:
+        lines.append(f"fabric {card.fabric.clique} {card.fabric.cluster.replace('-', '')}")
     if description.switched and description.links:
         lines += [f"link {_SWITCH} 0 255 0"] * description.links[0][1]
     else:

@@ -23,11 +23,11 @@ from shoal.agent.device_plugin.devices import Count
 from shoal.agent.device_plugin.plugin import Allocate, Plugin, PluginResource, PreStart
 from shoal.agent.node.holdings import HeldTotals
 from shoal.agent.nvidia import partitions
-from shoal.agent.nvidia.config import NvidiaConfig
 from shoal.agent.nvidia.partitions import MigPartition
 from shoal.agent.nvidia.replicas import slicing_of
 from shoal.kubelet.host_paths import HostPaths
 from shoal.model.contract import gpushare, keti, nvidia, shoal
+from shoal.model.contract.plugin_config import NvidiaConfig
 from shoal.model.gpu import Gpu
 
 log = logging.getLogger(__name__)

@@ -16,11 +16,11 @@ from shoal.agent.device_plugin.specs import CdiSpecs
 from shoal.agent.errors import RefusedError
 from shoal.agent.node.checkpoint import DeviceRecord
 from shoal.agent.node.pods import NodePod, NodePods
-from shoal.agent.nvidia.config import NvidiaConfig
 from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.kubelet.cdi import ContainerEdits
 from shoal.model.contract import nvidia
 from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.contract.plugin_config import NvidiaConfig
 from shoal.model.errors import CodecError, shown
 from shoal.model.gpu import Gpu, MigInstance, NodeGpus
 

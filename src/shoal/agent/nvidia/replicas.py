@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.agent.nvidia.config import NvidiaConfig
 from shoal.model.contract import nvidia
+from shoal.model.contract.plugin_config import NvidiaConfig
 from shoal.model.gpu import Gpu
 from shoal.model.request import FULL_COMPUTE, NO_SHARE, Share
 

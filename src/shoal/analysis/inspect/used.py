@@ -1,15 +1,17 @@
 """What is used beside what was requested: readings of collectors joined with the cards and pods of the API server.
 
-Pure. What is not known is None, and never 0: a sum of which a part is not known is not known.
+What is not known is None, and never 0: a sum of which a part is not known is not known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
-from shoal.analysis.collectors import Measured
+from shoal.analysis.collectors import Collectors, Measured
 from shoal.analysis.inspect.use import ClusterUse, NodeUse, PodUse, taken
+from shoal.metrics.history_points import UTILISATION
 from shoal.metrics.history_wire import CardReading, ContainerReading, NodeReading
 from shoal.model.contract import shoal
 from shoal.model.gpu import Gpu
@@ -58,6 +60,31 @@ class UsedNode:
     def used_bytes(self) -> int | None:
         """Memory used of all its cards; None unless each tells."""
         return total(card.reading.used_bytes if card.reading else None for card in self.cards)
+
+
+@dataclass(frozen=True, slots=True)
+class UsedPicture:
+    """What is used in a cluster now, by node, with the utilisation of cards in the last minutes, by UUID."""
+
+    nodes: Mapping[str, UsedNode] = field(default_factory=dict)
+    trends: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+
+
+#: The past of cards in a picture: ten minutes in twelve steps.
+_TREND: Final = {"of": "cards", "series": UTILISATION, "last": "600", "step": "50"}
+
+
+async def read_trends(collectors: Collectors, nodes: Collection[str]) -> dict[str, tuple[float | None, ...]]:
+    """The utilisation of cards in the last minutes. Raises NotMeasuredError and KubeError."""
+    answers = await collectors.history(nodes, _TREND)
+    return {series.card: series.values for answer in answers.values() for series in answer.series}
+
+
+def picture(
+    cluster: ClusterUse, measured: Measured, trends: Mapping[str, Sequence[float | None]] | None = None
+) -> UsedPicture:
+    """Readings joined with a cluster."""
+    return UsedPicture({node.node.node.name: node for node in used_nodes(cluster, measured)}, trends or {})
 
 
 def used_nodes(cluster: ClusterUse, measured: Measured) -> list[UsedNode]:
@@ -112,12 +139,14 @@ def _uninvited(containers: Sequence[ContainerReading], namespace: str) -> Iterat
 
 
 def _pod(namespace: str, name: str, requested: int, containers: Sequence[ContainerReading]) -> PodOnCard:
+    """A pod with its containers together; those of which nothing runs on the card use nothing of it."""
+    running = [one for one in containers if one.source is not None]
     return PodOnCard(
         namespace,
         name,
         requested,
-        total(one.used_bytes for one in containers),
-        total(one.utilisation for one in containers),
+        total(one.used_bytes for one in running),
+        total(one.utilisation for one in running),
         tuple(containers),
     )
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from shoal.analysis.inspect.use import ClusterUse, NodeUse, PodUse, natural, percent, taken, totals
 from shoal.cli.inspect.tables import amount, health, status
+from shoal.cli.top.used_columns import UsedColumns
 from shoal.cli.top.view import Order, Subject, View
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu
@@ -49,10 +50,18 @@ def body_height(size: ScreenSize) -> int:
     return max(1, (size.height or 0) - 4)
 
 
-def frame(cluster: ClusterUse, view: View, size: ScreenSize, *, colour: bool, trouble: str = "") -> list[str]:
-    """All lines, none wider than the room."""
+def frame(
+    cluster: ClusterUse,
+    view: View,
+    size: ScreenSize,
+    *,
+    colour: bool,
+    trouble: str = "",
+    used: UsedColumns | None = None,
+) -> list[str]:
+    """All lines, none wider than the room. With `used`, columns of what is really used."""
     unit = cluster.unit or MemoryUnit.GIB
-    head, lines = _lines(cluster, view.subject, unit)
+    head, lines = _lines(cluster, view.subject, unit, used)
     shown = [line for line in _sorted(lines, view.order) if _matches(line, view.filter)]
     body = _laid_out([head, *(line.cells for line in shown)])
     waiting = [
@@ -64,7 +73,7 @@ def frame(cluster: ClusterUse, view: View, size: ScreenSize, *, colour: bool, tr
     fulls = [line.full for line in shown] + [None] * len(waiting)
     room = len(texts) if size.height is None else body_height(size)
     first = min(view.first, max(0, len(texts) - room))
-    screen = [_title(cluster, unit)[: size.width], _state(view, cluster.namespace, trouble)[: size.width]]
+    screen = [_title(cluster, unit)[: size.width], _state(view, cluster.namespace, trouble, used)[: size.width]]
     screen.append(_tinted(body[0][: size.width].ljust(size.width), "head", colour=colour))
     for text, full in zip(texts[first : first + room], fulls[first : first + room], strict=True):
         screen.append(_with_bar(text[: size.width], full, colour=colour))
@@ -84,14 +93,15 @@ def _title(cluster: ClusterUse, unit: MemoryUnit) -> str:
     )
 
 
-def _state(view: View, namespace: str, trouble: str) -> str:
+def _state(view: View, namespace: str, trouble: str, used: UsedColumns | None) -> str:
     if trouble:
         return f"What you see may be old: {trouble}"
     if view.typing:
         return f"filter: {view.filter}_"
     kept = f"  filter: {view.filter}" if view.filter else ""
     within = f"  namespace: {namespace}" if namespace else ""
-    return f"{view.subject.value} by {view.order.value}{within}{kept}"
+    missing = f"  used: {used.why}" if used is not None and used.why else ""
+    return f"{view.subject.value} by {view.order.value}{within}{kept}{missing}"
 
 
 def _below(first: int, room: int, count: int) -> str:
@@ -103,29 +113,33 @@ def _without_card(cluster: ClusterUse) -> list[PodUse]:
     return [pod for use in cluster.nodes for pod in use.pending] + list(cluster.waiting)
 
 
-def _lines(cluster: ClusterUse, subject: Subject, unit: MemoryUnit) -> tuple[tuple[str, ...], list[FrameLine]]:
-    """The head and the lines of a subject."""
-    memory = f"ALLOCATED({unit.value})"
+def _lines(
+    cluster: ClusterUse, subject: Subject, unit: MemoryUnit, used: UsedColumns | None
+) -> tuple[tuple[str, ...], list[FrameLine]]:
+    """The head and the lines of a subject. What is used stands behind what is allocated."""
+    columns = UsedColumns(None) if used is None else used
+    allocated = (f"ALLOCATED({unit.value})", *columns.head(subject))
     match subject:
         case Subject.NODES:
-            nodes = [_node(use, unit) for use in cluster.nodes]
-            return ("NODE", "STATUS", "CARDS", "MEMORY", memory, "PODS"), nodes
+            nodes = [_node(use, unit, columns) for use in cluster.nodes]
+            return ("NODE", "STATUS", "CARDS", "MEMORY", *allocated, "PODS"), nodes
         case Subject.CARDS:
-            cards = [_card(use, gpu, unit) for use in cluster.nodes for gpu in use.node.gpus]
-            return ("NODE", "GPU", "MODEL", "MEMORY", memory, "COMPUTE", "HEALTH", "PODS"), cards
+            cards = [_card(use, gpu, unit, columns) for use in cluster.nodes for gpu in use.node.gpus]
+            return ("NODE", "GPU", "MODEL", "MEMORY", *allocated, "COMPUTE", "HEALTH", "PODS"), cards
         case Subject.PODS:
-            pods = [_pod(use, pod, unit) for use in cluster.nodes for pod in use.pods]
-            return ("NAMESPACE", "POD", "NODE", "PHASE", memory, "CARDS"), pods
+            pods = [_pod(use, pod, unit, columns) for use in cluster.nodes for pod in use.pods]
+            return ("NAMESPACE", "POD", "NODE", "PHASE", *allocated, "CARDS"), pods
 
 
-def _node(use: NodeUse, unit: MemoryUnit) -> FrameLine:
+def _node(use: NodeUse, unit: MemoryUnit, columns: UsedColumns) -> FrameLine:
     used, total = use.totals(unit)
     full, pods = percent(used, total), len(use.pods) + len(use.pending)
-    cells = (use.node.name, status(use), str(len(use.node.gpus)), bar(full), f"{used}/{total}", str(pods))
+    allocated = (f"{used}/{total}", *columns.of_node(use, unit))
+    cells = (use.node.name, status(use), str(len(use.node.gpus)), bar(full), *allocated, str(pods))
     return FrameLine(cells, natural(use.node.name), used, total - used, pods, full)
 
 
-def _card(use: NodeUse, gpu: Gpu, unit: MemoryUnit) -> FrameLine:
+def _card(use: NodeUse, gpu: Gpu, unit: MemoryUnit, columns: UsedColumns) -> FrameLine:
     holders = [pod for pod in use.pods if gpu.uuid in pod.held]
     used, total = unit.ceil(use.allocated(gpu)), unit.floor(gpu.memory_mib)
     share = use.share(gpu)
@@ -136,6 +150,7 @@ def _card(use: NodeUse, gpu: Gpu, unit: MemoryUnit) -> FrameLine:
         gpu.model or "-",
         bar(full),
         f"{used}/{total}",
+        *columns.of_card(use, gpu, unit),
         "all" if share.exclusive else f"{share.compute}%",
         health(gpu),
         " ".join(f"{pod.name}={amount(pod.held[gpu.uuid], gpu, unit)}" for pod in holders) or "-",
@@ -143,12 +158,13 @@ def _card(use: NodeUse, gpu: Gpu, unit: MemoryUnit) -> FrameLine:
     return FrameLine(cells, (*natural(use.node.name), gpu.index), used, total - used, len(holders), full)
 
 
-def _pod(use: NodeUse, pod: PodUse, unit: MemoryUnit) -> FrameLine:
+def _pod(use: NodeUse, pod: PodUse, unit: MemoryUnit, columns: UsedColumns) -> FrameLine:
     cards = [gpu for gpu in sorted(use.node.gpus, key=lambda gpu: gpu.index) if gpu.uuid in pod.held]
     memory = sum(unit.ceil(taken(pod.held[gpu.uuid], gpu)) for gpu in cards)
     where = " ".join(f"GPU{gpu.index}={amount(pod.held[gpu.uuid], gpu, unit)}" for gpu in cards)
     phase = "Terminating" if pod.ending else pod.phase
-    cells = (pod.namespace, pod.name, use.node.name, phase, str(memory), where)
+    allocated = (str(memory), *columns.of_pod(use, pod, unit))
+    cells = (pod.namespace, pod.name, use.node.name, phase, *allocated, where)
     return FrameLine(cells, (pod.namespace, natural(pod.name)), memory)
 
 

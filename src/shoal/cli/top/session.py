@@ -12,17 +12,22 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final
 
+from shoal.analysis.collectors import Collectors, Measured
+from shoal.analysis.errors import NotMeasuredError
 from shoal.analysis.inspect.use import ClusterUse, of_namespace
+from shoal.analysis.inspect.used import picture, read_trends
 from shoal.analysis.inspect.watch import ClusterWatch
 from shoal.cli.connection import watched
 from shoal.cli.top import view
 from shoal.cli.top.frame import ScreenSize, body_height, frame
+from shoal.cli.top.used_columns import UsedColumns
 from shoal.cli.top.view import View, after
 from shoal.kube.client import Client
+from shoal.kube.errors import KubeError
 from shoal.model.contract.gpushare import MemoryUnit
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l"
@@ -115,16 +120,43 @@ _TOGETHER: Final = 0.5
 _IDLE: Final = 2.0
 
 
-async def session(client: Client, view: View, *, unit: MemoryUnit | None, namespace: str, colour: bool) -> None:
+#: Seconds between two rounds to the collectors, longer where a round takes long; and while nobody answers.
+_MEASURE: Final = 5.0
+_UNMEASURED: Final = 30.0
+_TRENDS: Final = 30.0
+
+
+async def session(
+    client: Client,
+    view: View,
+    *,
+    unit: MemoryUnit | None,
+    namespace: str,
+    colour: bool,
+    collectors: Collectors,
+    marks: str,
+) -> None:
     """Until a key or a signal ends it. Raises KubeError when the cluster cannot be read at the start."""
     async with watched(client, unit=unit) as live:
         with Terminal() as terminal:
-            await _Session(live, terminal, view, namespace=namespace, colour=colour).run()
+            shown = _Session(live, terminal, view, namespace=namespace, colour=colour, marks=marks)
+            measuring = asyncio.create_task(shown.measure(collectors))
+            try:
+                await shown.run()
+            finally:
+                measuring.cancel()
+                await asyncio.wait({measuring})
 
 
 class _Session:
-    def __init__(self, live: ClusterWatch, terminal: Terminal, view: View, *, namespace: str, colour: bool) -> None:
+    def __init__(
+        self, live: ClusterWatch, terminal: Terminal, view: View, *, namespace: str, colour: bool, marks: str
+    ) -> None:
         self._live = live
+        self._marks = marks
+        self._measured: Measured | None = None
+        self._trends: Mapping[str, Sequence[float | None]] = {}
+        self._why = ""
         self._terminal = terminal
         self._namespace = namespace
         self._colour = colour
@@ -132,6 +164,24 @@ class _Session:
         self._cluster: ClusterUse = of_namespace(live.cluster(), namespace)
         #: A key, a signal: something to draw at once.
         self._touched = asyncio.Event()
+
+    async def measure(self, collectors: Collectors) -> None:
+        """Ask the collectors again and again, until cancelled; the screen does not wait for them."""
+        clock = asyncio.get_running_loop().time
+        looked_back = float("-inf")
+        while True:
+            began = clock()
+            nodes = [use.node.name for use in self._cluster.nodes]
+            try:
+                self._measured = await collectors.snapshots(nodes) if nodes else None
+                if nodes and began - looked_back > _TRENDS:
+                    self._trends = await read_trends(collectors, nodes)
+                    looked_back = began
+                self._why = ""
+            except (NotMeasuredError, KubeError) as error:
+                self._measured, self._why = None, str(error)
+            self._touched.set()
+            await asyncio.sleep(_UNMEASURED if self._why else max(_MEASURE, 4 * (clock() - began)))
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -159,7 +209,10 @@ class _Session:
             self._cluster = of_namespace(self._live.cluster(), self._namespace)
 
     def _draw(self) -> None:
-        lines = frame(self._cluster, self._view, self._size(), colour=self._colour, trouble=self._live.trouble)
+        seen = None if self._measured is None else picture(self._cluster, self._measured, self._trends)
+        used = UsedColumns(seen, self._why, self._marks)
+        trouble = self._live.trouble
+        lines = frame(self._cluster, self._view, self._size(), colour=self._colour, trouble=trouble, used=used)
         self._terminal.draw(lines)
 
     def _size(self) -> ScreenSize:

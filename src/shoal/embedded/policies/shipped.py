@@ -25,6 +25,8 @@ _FENCE: Final = Path("agent") / "own-node.yaml"
 _LOADS: Final = (Path("metrics") / "live-load.yaml", Path("metrics") / "own-lease.yaml")
 #: What others stand on comes first, and what puts policies in force last.
 _ORDER: Final = ("Namespace", "ClusterRole", "Role")
+#: The rights of those who look.
+_VIEWER: Final = Path("rbac") / "viewer.yaml"
 
 
 class ManifestError(Exception):
@@ -32,12 +34,13 @@ class ManifestError(Exception):
 
 
 def shipped(unit: MemoryUnit) -> list[Object]:
-    """The policies for clusters that count memory in a unit, the fences of agents and collectors, and their roles.
+    """The policies for clusters that count memory in a unit, the fences of agents and collectors, and roles, those of
+    viewers too.
 
     Roles come first: who may write decisions must be known before anybody is asked.
     """
     folder = _deploy()
-    fences = [obj for path in (_FENCE, *_LOADS) for obj in _documents(folder / path)]
+    fences = [obj for path in (_FENCE, *_LOADS, _VIEWER) for obj in _documents(folder / path)]
     return sorted([*rendered(folder / _FOLDERS[unit]), *fences], key=_place)
 
 

@@ -5,8 +5,10 @@ A reading that a card does not offer is None.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import re
+import uuid as uuids
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +18,7 @@ import pynvml  # type: ignore[import-untyped]
 
 from shoal.gpu.errors import GpuError
 from shoal.gpu.nvml.library import Readings, ask, reading
-from shoal.gpu.protocol import Card, CardLimits
+from shoal.gpu.protocol import Card, CardLimits, Fabric, MigAttributes
 from shoal.model.gpu import Link, MigInstance
 
 #: A bit set of NUMA nodes: 16 × 64 of them.
@@ -61,10 +63,15 @@ def read_card(handle: Any, index: int) -> tuple[Card, LinkEnds]:
         ecc=None if ecc is None else ecc[0] == pynvml.NVML_FEATURE_ENABLED,
         limits=_limits(what, handle),
         mig=None if mig is None else mig[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
+        fabric=_fabric(what, handle),
     )
     if card.mig:
-        parts = mig_parts(Readings(what), handle, total)
-        card = replace(card, mig_instances=tuple(instance for _, instance in parts))
+        parts = list(mig_parts(Readings(what), handle, total))
+        card = replace(
+            card,
+            mig_instances=tuple(instance for _, instance in parts),
+            mig_attributes=tuple(_attributes(what, part) for part, _ in parts),
+        )
     return card, _ends(what, handle)
 
 
@@ -120,6 +127,34 @@ def _profile(attributes: Any, total_bytes: int) -> str:
     size = round(eighths / 8 * math.ceil(total_bytes / _GIBIBYTE))
     part = "" if compute == slices else f"{compute}c."
     return f"{part}{slices}g.{size}gb"
+
+
+def _attributes(what: str, part: Any) -> MigAttributes:
+    found = reading(what, pynvml.nvmlDeviceGetAttributes_v2, part)
+    if found is None:
+        return MigAttributes()
+    return MigAttributes(
+        multiprocessors=found.multiprocessorCount,
+        gpu_slices=found.gpuInstanceSliceCount,
+        compute_slices=found.computeInstanceSliceCount,
+        copy_engines=found.sharedCopyEngineCount,
+        decoders=found.sharedDecoderCount,
+        encoders=found.sharedEncoderCount,
+        jpeg=found.sharedJpegCount,
+        ofa=found.sharedOfaCount,
+    )
+
+
+def _fabric(what: str, handle: Any) -> Fabric | None:
+    """The fabric of a card that has joined one: until then, and when that failed, it has none."""
+    info = pynvml.c_nvmlGpuFabricInfo_v2_t()
+    if reading(what, pynvml.nvmlDeviceGetGpuFabricInfoV, handle, ctypes.byref(info)) is None:
+        info = pynvml.c_nvmlGpuFabricInfo_t()
+        if reading(what, pynvml.nvmlDeviceGetGpuFabricInfo, handle, ctypes.byref(info)) is None:
+            return None
+    cluster = bytes(info.clusterUuid)
+    joined = info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status == pynvml.NVML_SUCCESS
+    return Fabric(str(uuids.UUID(bytes=cluster)), info.cliqueId) if joined and any(cluster) else None
 
 
 def _ends(what: str, handle: Any) -> LinkEnds:

@@ -185,9 +185,10 @@ class CardMeter:
             self._gpm.forget()
 
     def close(self) -> None:
-        """Give back what the driver keeps for this card."""
-        with self._lock:
+        """Give back what the driver keeps for this card, unless somebody is being kept waiting by it."""
+        if self._lock.acquire(timeout=STEP):
             self._gpm.close()
+            self._lock.release()
 
 
 class _Memory(NamedTuple):

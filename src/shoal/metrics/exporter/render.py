@@ -137,7 +137,7 @@ class SnapshotText:
             ("gpu", str(card.index)),
             (self._uuid, card.uuid),
             ("pci_bus_id", pci_bus_id(card.pci)),
-            ("device", f"nvidia{card.index if card.minor is None else card.minor}"),
+            ("device", f"nvidia{card.index}"),
             ("modelName", model),
         ]
         if instance is not None:

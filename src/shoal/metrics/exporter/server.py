@@ -46,15 +46,17 @@ _REALM: Final = {"WWW-Authenticate": "Basic"}
 
 @dataclass(frozen=True, slots=True)
 class InfluxSource:
-    """What waits for InfluxDB, and what was dropped because it was away for too long."""
+    """What waits for InfluxDB, and what became of the rest."""
 
     buffer: InfluxBuffer
 
     def lines(self) -> Iterator[str]:
-        """The two families."""
+        """The families."""
         for name, what, kind, value in (
             ("shoal_influx_buffered_points", "Points that wait for InfluxDB.", "gauge", len(self.buffer)),
             ("shoal_influx_dropped_points", "Points dropped for want of room.", "counter", self.buffer.dropped),
+            ("shoal_influx_refused_points", "Points that InfluxDB did not take.", "counter", self.buffer.refused),
+            ("shoal_influx_written_points", "Points that InfluxDB took.", "counter", self.buffer.written),
         ):
             yield from head(name, what, kind)
             yield sample(name, {}, value)

@@ -115,6 +115,8 @@ FAMILIES: Final = (
     *("tesla", "fermi", "kepler", "maxwell", "pascal", "volta", "turing", "ampere"),
     *("ada-lovelace", "hopper", "blackwell", "rubin", "undefined"),
 )
+FAMILY_UNKNOWN: Final = FAMILIES[-1]
+GPU_MODES: Final = ("compute", "graphics", "unknown")
 PRODUCT_SHARED_SUFFIX: Final = "-SHARED"
 PRODUCT_MIG_SUFFIX: Final = "-MIG-"
 PRODUCT_MIG_INVALID: Final = "INVALID"
@@ -173,6 +175,17 @@ RUNTIME_CLASS_CDI: Final = "nvidia-cdi"
 RUNTIME_CLASS_LEGACY: Final = "nvidia-legacy"
 
 _REPLICA_SEPARATOR: Final = "::"
+_FAMILIES_BY_MAJOR: Final = {
+    1: "tesla",
+    2: "fermi",
+    3: "kepler",
+    5: "maxwell",
+    6: "pascal",
+    9: "hopper",
+    10: "blackwell",
+    12: "blackwell",
+    13: "rubin",
+}
 _MAX_LABEL_VALUE: Final = 63
 _PROFILE = re.compile(r"[0-9]+g\.[0-9]+gb(?:[+.-][a-z0-9.]+)*|[0-9]+c\.[0-9]+g\.[0-9]+gb(?:[+.-][a-z0-9.]+)*")
 
@@ -209,6 +222,16 @@ def deploy_label(component: str) -> str:
     return LABEL_DEPLOY_PREFIX + component
 
 
+def family(capability: tuple[int, int] | None) -> str:
+    """The name of an architecture by its compute capability, as feature discovery writes it. 11 has none there."""
+    major, minor = capability or (0, 0)
+    if major == 7:
+        return "volta" if minor < 5 else "turing"
+    if major == 8:
+        return "ampere" if minor < 9 else "ada-lovelace"
+    return _FAMILIES_BY_MAJOR.get(major, FAMILY_UNKNOWN)
+
+
 def sanitised(name: str) -> str:
     """A product or machine name as a label value: blanks become `-`, other symbols go."""
     kept = re.sub(r"[^A-Za-z0-9_. -]", "", name)
@@ -220,7 +243,7 @@ def product_label(model: str, *, mig_profile: str | None = None, shared: bool = 
     suffix = "" if mig_profile is None else PRODUCT_MIG_SUFFIX + mig_profile.replace("+", ".")
     if shared:
         suffix += PRODUCT_SHARED_SUFFIX
-    return sanitised(model)[: _MAX_LABEL_VALUE - len(suffix)] + suffix
+    return (sanitised(model)[: _MAX_LABEL_VALUE - len(suffix)] + suffix).lstrip("-")
 
 
 def resource_label(resource: str, attribute: str) -> str:

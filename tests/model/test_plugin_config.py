@@ -10,17 +10,17 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.errors import AgentConfigError
-from shoal.agent.nvidia.config import choose_file, parse
 from shoal.model.contract import nvidia
+from shoal.model.contract.plugin_config import choose_file, parse
+from shoal.model.errors import PluginConfigError
 
-CASES = yaml.safe_load((Path(__file__).parent / "configs.yaml").read_text())
+CASES = yaml.safe_load((Path(__file__).parent / "cases" / "plugin_configs.yaml").read_text())
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_file(case: dict[str, Any]) -> None:
     if "error" in case:
-        with pytest.raises(AgentConfigError) as caught:
+        with pytest.raises(PluginConfigError) as caught:
             parse(case["file"])
         assert case["error"] in str(caught.value)
         return
@@ -32,7 +32,7 @@ def test_file(case: dict[str, Any]) -> None:
 
 @given(st.text(max_size=200))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    with contextlib.suppress(AgentConfigError):
+    with contextlib.suppress(PluginConfigError):
         assert parse(text).sharing == ()
 
 
@@ -62,7 +62,7 @@ SECTIONS = st.fixed_dictionaries(
 @given(flags=DOCUMENTS, slicing=SECTIONS | st.none(), mps=SECTIONS | st.none())
 def test_any_file_is_read_or_refused(flags: object, slicing: object, mps: object) -> None:
     file = {"version": "v1", "flags": flags, "sharing": {"timeSlicing": slicing, "mps": mps}}
-    with contextlib.suppress(AgentConfigError):
+    with contextlib.suppress(PluginConfigError):
         for one in parse(yaml.safe_dump(file)).sharing:
             assert one.replicas >= 2
             assert one.resource.startswith(("nvidia.com/gpu", "nvidia.com/mig-"))
@@ -70,7 +70,7 @@ def test_any_file_is_read_or_refused(flags: object, slicing: object, mps: object
 
 @given(DOCUMENTS)
 def test_any_document_is_read_or_refused(document: object) -> None:
-    with contextlib.suppress(AgentConfigError):
+    with contextlib.suppress(PluginConfigError):
         parse(yaml.safe_dump(document))
 
 
@@ -84,7 +84,7 @@ def test_any_document_is_read_or_refused(document: object) -> None:
     ],
 )
 def test_files_that_contain_themselves_end(text: str) -> None:
-    with contextlib.suppress(AgentConfigError):
+    with contextlib.suppress(PluginConfigError):
         parse(text)
 
 
@@ -95,5 +95,5 @@ def test_choice_by_label() -> None:
     assert choose_file(files, {}, default="slow") == "slow"
     assert choose_file(files, {}) is None
     assert choose_file({"only": ""}, {}) == "only"
-    with pytest.raises(AgentConfigError, match="asks for 'gone', which is not there: choose of fast, slow"):
+    with pytest.raises(PluginConfigError, match="asks for 'gone', which is not there: choose of fast, slow"):
         choose_file(files, {label: "gone"})
