@@ -23,7 +23,7 @@ _CONTAINER: Final = re.compile(r"^(?:(?:cri-containerd|crio|docker|libpod)-)?([0
 #: containerd whose own driver differs from kubelet writes one name for all: `<slice>:cri-containerd:<id>`.
 _JOINED: Final = re.compile(r"^(.+\.slice):(?:cri-containerd|crio|docker):([0-9a-f]{64})$")
 #: Processes remembered; more than a node has on its cards.
-_REMEMBERED: Final = 8192
+_REMEMBERED: Final = 2048
 #: `/proc/PID/stat` and `/proc/PID/cgroup` are shorter.
 _MOST: Final = 1 << 16
 
