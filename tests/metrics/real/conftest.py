@@ -54,6 +54,7 @@ class CollectorProcess:
                     "intervalSeconds": INTERVAL,
                     "procRoot": str(proc),
                     "exporter": {"listen": f"127.0.0.1:{self.port}"},
+                    "history": {"folder": str(folder / "history"), "host": "127.0.0.1", "port": 0},
                 }
             )
         )
