@@ -6,6 +6,7 @@ The first pod in a path counts: what a container makes below its own cgroup, wha
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -100,11 +101,17 @@ class HostProcesses:
         return fields[19] if len(fields) > 19 else None
 
     def _read(self, pid: int, name: str) -> str | None:
+        # Without pathlib, which costs more than the kernel does, for 200 processes in every interval.
         try:
-            with (self._proc / str(pid) / name).open("rb") as file:
-                return file.read(_MOST).decode(errors="replace")
+            file = os.open(f"{self._proc}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
+        try:
+            return os.read(file, _MOST).decode(errors="replace")
+        except OSError:
+            return None
+        finally:
+            os.close(file)
 
 
 def _uid(written: str) -> str:
