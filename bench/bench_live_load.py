@@ -4,8 +4,8 @@ Decisions: equal clusters, in which a quarter of each tenth card is used by nobo
 other has a digest of every node, and a further one before every fourth decision: 5,000 nodes write some 100 times a
 second, and the scheduler places 400 pods in it (bench_scheduler). One digest in twenty tells of a program of nobody
 that came or went. Digests are made up in both, and taken in where they count. Decisions take turns, so that who else
-uses the machine hits all alike. Decisions right after a digest are told apart: they find cold caches, and where a digest
-came before every decision all of them would be such.
+uses the machine hits all alike. Decisions right after a digest are slower, and told apart: where a digest came before
+every decision all of them would be such.
 
 Digests: events of a watch as the API server sends them, decoded and taken in by the parts that the scheduler runs, in
 CPU time; what TLS and sockets cost is not in it. How often they come is played with the collectors' own pace: nodes at
