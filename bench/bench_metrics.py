@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import bench.results as results
+from bench.collecting import collecting
 from bench.scrapes import scraping
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.nvml import open_nvml
@@ -97,12 +98,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=200, help="samples to take the mean of")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long the whole collector is watched")
+    parser.add_argument("--rounds", type=int, default=50, help="how often 200 containers come and go")
     options = parser.parse_args(arguments)
     # The stand-in looks for events again and again, where a driver would wait.
     os.environ["NVML_PAUSE"] = "1000"
     with tempfile.TemporaryDirectory() as folder:
         rows = sampling(machine(Path(folder)), options.samples)
     rows += scraping()
+    rows += collecting(parse_cards(CARDS), seconds=options.seconds, rounds=options.rounds)
     results.report("metrics", rows)
 
 

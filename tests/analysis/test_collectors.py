@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from shoal.metrics import history_wire as wire
 from shoal.metrics.history_lease import announce, lease_name
 from shoal.metrics.history_tls import OwnHistoryTls
 from shoal.metrics.history_wire import Announcement
+from tests.kube.waiting import until
 from tests.metrics.history_site import apply, served
 from tests.metrics.snapshots import GIB, card, container, snapshot
 
@@ -50,11 +52,14 @@ class Hostile:
     def __init__(self) -> None:
         self.answer = b"{}"
         self.tokens: list[str] = []
+        self.lines: list[tuple[socket.socket, asyncio.Transport]] = []
         self.at_once = self.most_at_once = 0
         self.go_on = asyncio.Event()
         self.go_on.set()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        assert request.transport is not None
+        self.lines.append((request.transport.get_extra_info("socket"), request.transport))
         self.tokens.append(request.headers["Authorization"].removeprefix("Bearer "))
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
@@ -65,6 +70,12 @@ class Hostile:
             return web.Response(body=self.answer, content_type="application/json")
         finally:
             self.at_once -= 1
+
+    async def closed(self) -> None:
+        """Cut all connections, and wait until that is done."""
+        for _, line in self.lines:
+            line.abort()
+        await until(lambda: all(one.fileno() < 0 for one, _ in self.lines), "closed")
 
     def endless(self) -> Iterator[bytes]:
         while True:
@@ -80,6 +91,7 @@ async def hostile(client: Client, *nodes: str, authority: str = "") -> AsyncIter
             told = Announcement(node=node, host="127.0.0.1", port=port, authority=authority or tls.authority)
             await announce(client, told, namespace=wire.NAMESPACE)
         yield made
+        await made.closed()
 
 
 @pytest.mark.parametrize(

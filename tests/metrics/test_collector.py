@@ -114,6 +114,24 @@ async def test_each_pod_gets_its_own_use_and_the_rest_is_nobodys(access: Access,
     assert (snapshot.node, snapshot.interval) == (NODE, INTERVAL)
 
 
+async def test_processes_of_mig_instances_are_their_containers(access: Access, client: Client) -> None:
+    machine = Machine([{"model": "A30", "mig": ["1g.6gb", "2g.12gb"]}])
+    small, large = (part.uuid for part in machine.nvml.survey().cards[0].mig_instances)
+    uid = await make(client, "cut", plain=["main"], ids={"main": container_id(1)})
+    machine.containers.of[21] = ContainerRef(uid, container_id(1))
+    machine.nvml.add_process(small, 21, 2 * GIB, 40)
+    machine.nvml.add_process(large, 22, 3 * GIB, 10)
+    async with collecting(access, machine) as latest:
+        snapshot = await seen(latest, lambda one: one.cards and one.cards[0].containers)
+    (card,) = snapshot.cards
+    assert (card.used_bytes, card.unattributed_bytes) == (5 * GIB, 3 * GIB)
+    (one,) = card.containers
+    assert (one.name.pod, one.mig_uuid, one.used_bytes) == ("cut", small, 2 * GIB)
+    assert one.utilisation is None, "not known on MIG"
+    assert card.sample is not None
+    assert {part.uuid: part.memory_used_bytes for part in card.sample.mig} == {small: 2 * GIB, large: 3 * GIB}
+
+
 async def test_who_uses_a_card_nobody_gave_it_has_nothing_booked(access: Access, client: Client) -> None:
     machine = Machine()
     uid = await make(client, "guest", plain=["main"], ids={"main": container_id(1)})

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.metrics import history
-from shoal.metrics.history import MINUTES, RAW, HistoryLevel, HistoryWriter, Point, Series, read
+from shoal.metrics.history import MINUTES, RAW, HistoryLevel, HistoryWriter, Point, Series, read, read_means
 
 USED = Series("memory", "GPU-1")
 HEAT = Series("temperature", "GPU-1")
@@ -243,3 +243,28 @@ def test_a_value_that_is_no_number_is_kept_as_it_is(tmp_path: Path, opened: Open
     assert read(tmp_path, RAW)[USED][0].value == math.inf
     assert history.RAW.segments * history.RAW.seconds >= 24 * 3600
     assert history.MINUTES.segments * history.MINUTES.seconds >= 7 * 86400
+
+
+def test_a_value_that_no_float_holds_is_infinite(tmp_path: Path, opened: Opened) -> None:
+    opened(tmp_path).write(1.0, {USED: -1e300, HEAT: 1e300})
+    assert {series: points[0].value for series, points in read(tmp_path, RAW).items()} == {
+        USED: -math.inf,
+        HEAT: math.inf,
+    }
+
+
+def test_series_that_come_and_go_are_forgotten_and_come_back(tmp_path: Path, opened: Opened) -> None:
+    written = opened(tmp_path)
+    passing = [Series("memory", "GPU-1", "ns", f"pod-{number}", "main") for number in range(200)]
+    for number, series in enumerate(passing):
+        written.write(100.0 + number, {USED: number, series: 2 * number})
+    assert len(written._raw._ids) == 2
+    written.write(400.0, {passing[3]: 7.0, USED: 1.0})
+    written.close()
+    opened(tmp_path).write(401.0, {passing[3]: 8.0, passing[4]: 9.0})
+    found = read(tmp_path, RAW)
+    assert found[passing[3]] == [Point(103.0, 6.0), Point(400.0, 7.0), Point(401.0, 8.0)]
+    assert found[passing[4]] == [Point(104.0, 8.0), Point(401.0, 9.0)]
+    assert len(found[USED]) == 201
+    means = read_means(tmp_path, RAW, since=100.0, step=400.0, count=1, wanted=lambda series: series == passing[3])
+    assert means.values == {passing[3]: [7.0]}

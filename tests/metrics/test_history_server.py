@@ -298,45 +298,78 @@ async def connected(site: HistorySite) -> tuple[asyncio.StreamReader, asyncio.St
     return await asyncio.open_connection(host, port, ssl=site.tls, server_hostname=wire.SERVER_NAME, limit=1 << 12)
 
 
-async def test_a_slow_reader_is_cut_off_and_holds_up_nobody(
-    client: Client, ring: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history_server, "_SEND_SECONDS", 1.0)
-    many = [container(f"pod-{number}", 1 << 20) for number in range(4000)]
-    big = snapshot([card(number, many) for number in range(8)])
-    async with served(
-        client, ring, big, bounds=Bounds(connections=16, per_peer=16, body=0, bodies=0, seconds=600)
-    ) as site:
-        token = await token_of(client, "kube-system")
-        request = f"GET {wire.PATH_SNAPSHOT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
-        streams = [await connected(site) for _ in range(4)]
-        for _, writer in streams:
-            writer.write(request)
-            await writer.drain()
-        await until(lambda: site.server._answering.total() == 4, "being answered")
-        status, _ = await site.ask(wire.PATH_SNAPSHOT, token)
-        assert status == 503, "as many at once as one caller may have"
-        assert (await site.ask(wire.PATH_SNAPSHOT, await token_of(client, "kube-system")))[0] == 200
-        await until(lambda: site.server._answering.total() == 0, "cut off")
+#: Bounds in numbers alone, for tests on machines that may be slow.
+PATIENT = Bounds(connections=16, per_peer=16, body=0, bodies=0, seconds=600, handshake_seconds=600)
+
+
+@contextlib.asynccontextmanager
+async def slow_readers() -> AsyncIterator[list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]:
+    """Connections that end with the test, whatever happens."""
+    streams: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    try:
+        yield streams
+    finally:
         for _, writer in streams:
             writer.transport.abort()
 
 
+async def test_a_slow_reader_is_cut_off_and_holds_up_nobody(
+    client: Client, ring: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_server, "_SEND_SECONDS", 600.0)
+    many = [container(f"pod-{number}", 1 << 20) for number in range(4000)]
+    big = snapshot([card(number, many) for number in range(8)])
+    async with served(client, ring, big, bounds=PATIENT) as site, slow_readers() as streams:
+        token = await token_of(client, "kube-system")
+        request = f"GET {wire.PATH_SNAPSHOT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
+        for _ in range(4):
+            streams.append(await connected(site))
+            streams[-1][1].write(request)
+        await until(lambda: site.server._answering.total() == 4, "being answered")
+        status, _ = await site.ask(wire.PATH_SNAPSHOT, token)
+        assert status == 503, "as many at once as one caller may have"
+        assert (await site.ask(wire.PATH_SNAPSHOT, await token_of(client, "kube-system")))[0] == 200
+        for _, writer in streams:
+            writer.transport.abort()
+        await until(lambda: site.server._answering.total() == 0, "rid of them")
+        monkeypatch.setattr(history_server, "_SEND_SECONDS", 1.0)
+        streams.append(await connected(site))
+        streams[-1][1].write(request)
+        await until(lambda: site.server._answering.total() == 1, "being answered")
+        await until(lambda: site.server._answering.total() == 0, "cut off")
+
+
 async def test_who_says_nothing_holds_a_connection_and_no_more(client: Client, ring: Path) -> None:
-    bounds = Bounds(connections=8, per_peer=4, body=0, bodies=0, seconds=0.5, handshake_seconds=0.5)
-    async with served(client, ring, NOW, bounds=bounds) as site:
+    few = replace(PATIENT, connections=8, per_peer=4)
+    async with served(client, ring, NOW, bounds=few) as site, slow_readers() as silent:
         host, port = site.announcement.host, site.announcement.port
-        silent = [await asyncio.open_connection(host, port) for _ in range(4)]
+        for _ in range(4):
+            silent.append(await asyncio.open_connection(host, port))
         with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
             await site.ask(wire.PATH_SNAPSHOT, "x")
-        for reader, _ in silent:
-            assert await reader.read() == b"", "their handshake is given up"
-        assert (await site.ask(wire.PATH_SNAPSHOT, await token_of(client, "kube-system")))[0] == 200
-        reader, writer = await connected(site)
-        writer.write(b"GET / HT")
-        assert await reader.read() == b"", "its request is given up"
-        for _, one in (*silent, (reader, writer)):
-            one.transport.abort()
+        for _, writer in silent:
+            writer.transport.abort()
+        token = await token_of(client, "kube-system")
+
+        async def answered() -> bool:
+            try:
+                return (await site.ask(wire.PATH_SNAPSHOT, token))[0] == 200
+            except aiohttp.ClientError:
+                return False
+
+        while not await answered():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def test_who_says_nothing_for_too_long_is_given_up(client: Client, ring: Path) -> None:
+    short = replace(PATIENT, handshake_seconds=0.2)
+    async with served(client, ring, NOW, bounds=short) as site, slow_readers() as open_:
+        open_.append(await asyncio.open_connection(site.announcement.host, site.announcement.port))
+        assert await open_[0][0].read() == b"", "its handshake is given up"
+    async with served(client, ring, NOW, bounds=replace(PATIENT, seconds=0.2)) as site, slow_readers() as open_:
+        open_.append(await connected(site))
+        open_[0][1].write(b"GET / HT")
+        assert await open_[0][0].read() == b"", "its request is given up"
 
 
 async def test_the_certificate_is_the_announced_one(site: HistorySite) -> None:

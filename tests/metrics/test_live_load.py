@@ -73,6 +73,25 @@ async def holds(question: Any, answer: object, what: str) -> None:
     assert found == answer, what
 
 
+async def heard(client: Client, node: str, limits: dict[str, str], words: str) -> None:
+    """Return when the scheduler refuses such a pod on a node in these words: it has heard of the load."""
+    number = 0
+    async with asyncio.timeout(300):
+        while True:
+            number += 1
+            name = f"probe-{number}"
+            container = {"name": "main", "image": "cuda", "resources": {"limits": limits}}
+            spec = {"containers": [container], "nodeSelector": {"kubernetes.io/hostname": node}}
+            await client.create(PODS.raw, {"metadata": {"name": name}, "spec": spec}, namespace="default")
+            while not (said := await refusal(client, name)):
+                if (await pod(client, name)).spec.node_name:
+                    break
+                await asyncio.sleep(0.05)
+            await client.delete(PODS.raw, name, namespace="default", grace_seconds=0)
+            if words in said:
+                return
+
+
 async def placed(client: Client, name: str) -> tuple[str, list[int]]:
     """Node and cards of a pod, once it has them."""
     async with asyncio.timeout(300):
@@ -95,6 +114,7 @@ async def test_a_program_of_nobody_keeps_its_card_and_no_other(short_folder: Pat
         cards = driver(cluster).uuids()
         driver(cluster).add_process(cards[0], 77, 10 * GIB, 50)
         await told(client, kubelet.name, 10 * 1024)
+        await heard(client, kubelet.name, {"nvidia.com/gpu": "2"}, "wanted whole, 10240 MiB used by nobody's pod")
         await make(client, "beside", 16)
         assert await placed(client, "beside") == (kubelet.name, [1])
         await make(client, "fits", 12)
@@ -130,6 +150,7 @@ async def test_who_uses_more_than_it_asked_for_leaves_less_to_others(short_folde
         uuid = mine.nvml.uuids()[0]
         mine.nvml.add_process(uuid, pid, 18 * GIB, 10, cgroup=mine.programs.cgroups[pid])
         await told(client, node, 0, overuse=14 * 1024)
+        await heard(client, node, {"aliyun.com/gpu-mem": "20"}, "14336 MiB used by pods beyond their requests")
         await make(client, "next", 16)
         assert (await placed(client, "next"))[0] == other
         await make(client, "small", 6)

@@ -17,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.model.contract.keti import KetiPolicy
+from shoal.model.contract.load import CardDigest, LoadDigest
+from shoal.model.gpu import NodeGpus
 from shoal.model.request import CardSelector, Request, Share
 from shoal.placement.columns import BoolArray, FloatArray
 from shoal.placement.engine import Engine
@@ -40,6 +42,21 @@ WORLDS = 3
 ARRIVALS = 50
 
 
+def measure(ledger: Ledger, each: NodeGpus, rng: Random) -> None:
+    """A node tells its load, or nothing any more."""
+    cards = {
+        gpu.uuid: CardDigest(
+            unattributed_mib=rng.choice([None, 0, 5 * GIB]),
+            utilisation=rng.choice([None, rng.randrange(101)]),
+            celsius=rng.randrange(30, 90),
+            watts=rng.choice([None, 0, 50, 300]),
+        )
+        for gpu in each.gpus
+        if rng.random() < 0.7
+    }
+    ledger.measure(each.name, rng.choice([None, LoadDigest(cards), LoadDigest(cards, cpu=rng.randrange(101))]))
+
+
 def busy(policy: Policy, *, labels: bool = False) -> Iterator[tuple[Random, Engine, list[Request]]]:
     """Engines on clusters that pods come to and leave, looked at between the arrivals."""
     for number in range(WORLDS):
@@ -54,6 +71,8 @@ def busy(policy: Policy, *, labels: bool = False) -> Iterator[tuple[Random, Engi
             engine.place(str(arrival), rng.choice(requests))
             if rng.random() < 0.4:
                 engine.remove(str(rng.randrange(arrival + 1)))
+            if rng.random() < 0.2:
+                measure(engine.ledger, rng.choice(nodes), rng)
             if rng.random() < 0.05:
                 gone = rng.choice(nodes)
                 engine.ledger.remove_node(gone.name)

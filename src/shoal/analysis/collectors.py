@@ -39,6 +39,8 @@ _MOST_BYTES: Final = 16 << 20
 _TOKEN_SECONDS: Final = 600
 #: A token is used for so long.
 _TOKEN_USED: Final = 420.0
+#: Where collectors are is looked at again after so long.
+_DOORS_USED: Final = 60.0
 #: What was measured longer ago is not shown.
 OLD_SECONDS: Final = 60.0
 _MOST_WORDS: Final = 200
@@ -89,6 +91,8 @@ class Collectors:
         self._namespace = namespace
         self._deadline = deadline
         self._clock = clock
+        self._doors: dict[str, _Door | None] = {}
+        self._doors_made = float("-inf")
         self._token = ""
         self._token_made = float("-inf")
 
@@ -117,26 +121,39 @@ class Collectors:
     async def _all(
         self, nodes: Collection[str], ask: Callable[[str, _Door], Awaitable[T]]
     ) -> tuple[dict[str, T], dict[str, str]]:
-        announced = await self._announced()
-        if not announced.keys() & set(nodes):
+        doors = await self._known_doors()
+        if not doors.keys() & set(nodes):
             raise NotMeasuredError(_NOBODY)
-        doors = await self._doors([announced[node] for node in nodes if node in announced])
-        silent = {node: _NO_COLLECTOR for node in nodes if node not in announced}
+        silent = {node: _NO_COLLECTOR for node in nodes if node not in doors}
         found: dict[str, T] = {}
         at_once = asyncio.Semaphore(_AT_ONCE)
 
         async def one(node: str) -> None:
             async with at_once:
+                door = doors[node]
                 try:
+                    if door is None:
+                        raise _AnswerError("its pod is not there: leave out --metrics-way proxy")
                     async with asyncio.timeout(self._deadline):
-                        found[node] = await ask(node, doors[node])
+                        found[node] = await ask(node, door)
                 except TimeoutError:
                     silent[node] = f"no answer within {self._deadline:g} s"
                 except (KubeError, _AnswerError) as error:
                     silent[node] = _words(error)
 
-        await asyncio.gather(*(one(node) for node in doors))
+        await asyncio.gather(*(one(node) for node in nodes if node in doors))
+        if silent:
+            self._doors_made = float("-inf")  # some may be somewhere else now
         return found, silent
+
+    async def _known_doors(self) -> dict[str, _Door | None]:
+        """How each collector is reached, looked at once a minute while all answer; None: not in the way asked for."""
+        now = self._clock()
+        if now - self._doors_made > _DOORS_USED:
+            announced = await self._announced()
+            self._doors = await self._find_doors(list(announced.values())) if announced else {}
+            self._doors_made = now
+        return self._doors
 
     async def _get(self, door: _Door, path: str, query: Mapping[str, str], answer: type[T]) -> T:
         limits = TransportLimits(connect_seconds=_CONNECT_SECONDS, request_seconds=2 * self._deadline, attempts=1)
@@ -157,18 +174,17 @@ class Collectors:
         found = [_announcement(lease) for lease in leases.items]
         return {one.node: one for one in found if one is not None}
 
-    async def _doors(self, announced: Collection[Announcement]) -> dict[str, _Door]:
-        """How each is reached."""
+    async def _find_doors(self, announced: Collection[Announcement]) -> dict[str, _Door | None]:
         token = await self._fresh_token()
         pods = await self._pods() if await self._may_proxy() else {}
-        doors: dict[str, _Door] = {}
+        doors: dict[str, _Door | None] = {}
         for one in announced:
             if one.node in pods:
                 headers = (*self._client.access.headers, (wire.TOKEN_HEADER, token))
                 prefix = f"/api/v1/namespaces/{self._namespace}/pods/https:{pods[one.node]}:{one.port}/proxy"
                 doors[one.node] = _Door(replace(self._client.access, headers=headers), prefix)
-            elif self._way is not WayIn.PROXY:
-                doors[one.node] = _Door(_direct(one, token))
+            else:
+                doors[one.node] = None if self._way is WayIn.PROXY else _Door(_direct(one, token))
         return doors
 
     async def _may_proxy(self) -> bool:

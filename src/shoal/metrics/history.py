@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 import msgspec
-import numpy as np
 
 log = logging.getLogger(__name__)
 
 _MAGIC: Final = b"shoal-history-1\n"
 _HEAD: Final = struct.Struct("<IIB")
 _TIME: Final = struct.Struct("<d")
-_POINT: Final = np.dtype([("series", "<u2"), ("value", "<f4")])
+_POINT: Final = struct.Struct("<Hf")
 _SERIES: Final = 1
 _SAMPLE: Final = 2
 #: No record is longer: what claims to be is damage.
@@ -112,7 +111,11 @@ class _LevelWriter:
         self._folder = folder
         self._level = level
         self._file: IO[bytes] | None = None
+        #: Of the series in the last record, their numbers in this file. Others are named again when they come back, so
+        #: that containers which come and go cost no memory.
         self._ids: dict[Series, int] = {}
+        #: Series that this file has named so far.
+        self._named = 0
         self._records = 0
         self._first = 0.0
 
@@ -122,18 +125,20 @@ class _LevelWriter:
         if self._file is None:
             self._resume()
         fresh = [series for series in values if series not in self._ids]
-        if self._file is None or self._is_full(time) or len(self._ids) + len(fresh) > _MOST_SERIES:
+        if self._file is None or self._is_full(time) or self._named + len(fresh) > _MOST_SERIES:
             self._begin(time)
             fresh = list(values)[:_MOST_SERIES]
-        known = self._ids | {series: number for number, series in enumerate(fresh, len(self._ids))}
+        known = {series: self._ids[series] for series in values if series in self._ids}
+        known |= {series: number for number, series in enumerate(fresh, self._named)}
         records = [_record(_SERIES, _encode(fresh[at : at + _NAMES])) for at in range(0, len(fresh), _NAMES)]
-        points = np.fromiter(((known[series], value) for series, value in values.items() if series in known), _POINT)
+        points = [_point(known[series], value) for series, value in values.items() if series in known]
         records += [
-            _record(_SAMPLE, _TIME.pack(time) + points[at : at + _POINTS].tobytes())
+            _record(_SAMPLE, _TIME.pack(time) + b"".join(points[at : at + _POINTS]))
             for at in range(0, len(points), _POINTS)
         ]
         self._append(b"".join(records))
         self._ids = known
+        self._named += len(fresh)
         self._records += 1
 
     def _is_full(self, time: float) -> bool:
@@ -163,6 +168,7 @@ class _LevelWriter:
                 file.seek(end)
                 self._file, self._records, self._first = file, len(times), times[0]
                 self._ids = {series: number for number, series in enumerate(ids)}
+                self._named = len(ids)
 
     def _append(self, content: bytes) -> None:
         """All of it, or nothing that is read: what was written in part is cut off when the file is opened again."""
@@ -191,7 +197,7 @@ class _LevelWriter:
                 file.close()
             path.unlink(missing_ok=True)
             raise
-        self._file, self._ids, self._records, self._first = file, {}, 0, time
+        self._file, self._ids, self._named, self._records, self._first = file, {}, 0, 0, time
         self._drop([*last, path])
 
     def _drop(self, segments: list[Path]) -> None:
@@ -251,6 +257,9 @@ def read_means(
     """The means of `count` spans of `step` seconds from `since` on: of at most `most` series, in their order, after
     one of them. What it keeps in memory is bounded by `most` × `count`, whatever lies on the disk.
     """
+    import numpy as np  # 10 MB, which a collector that nobody asks can do without
+
+    point = np.dtype([("series", "<u2"), ("value", "<f4")])
     until = since + step * count
     paths = [path for path in _segments(folder, level.name) if _overlaps(path, level, since, until)]
     names = {series for path in paths for series in _series(path) if wanted(series)}
@@ -269,7 +278,7 @@ def read_means(
             elif kind == _SAMPLE and len(content) >= _TIME.size:
                 span = math.floor((_TIME.unpack_from(content)[0] - since) / step)
                 if 0 <= span < count:
-                    points = _sample(content)
+                    points = np.frombuffer(_sample(content), point)
                     points = points[points["series"] < len(row_of)]
                     row = row_of[points["series"]]
                     sums[row[row >= 0], span] += points["value"][row >= 0]
@@ -305,9 +314,17 @@ def _series(path: Path) -> list[Series]:
     return found
 
 
-def _sample(content: bytes) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+def _point(number: int, value: float) -> bytes:
+    try:
+        return _POINT.pack(number, value)
+    except OverflowError:
+        return _POINT.pack(number, math.copysign(math.inf, value))
+
+
+def _sample(content: bytes) -> bytes:
+    """The points of a sample, whole ones alone."""
     body = content[_TIME.size :]
-    return np.frombuffer(body[: len(body) // _POINT.itemsize * _POINT.itemsize], _POINT)
+    return body[: len(body) // _POINT.size * _POINT.size]
 
 
 def _points(path: Path, since: float, until: float, wanted: Callable[[Series], bool]) -> Iterator[tuple[Series, Point]]:
@@ -322,8 +339,7 @@ def _points(path: Path, since: float, until: float, wanted: Callable[[Series], b
         elif kind == _SAMPLE and len(content) >= _TIME.size:
             (time,) = _TIME.unpack_from(content)
             if since <= time <= until:
-                points = _sample(content)
-                for number, value in zip(points["series"].tolist(), points["value"].tolist(), strict=True):
+                for number, value in _POINT.iter_unpack(_sample(content)):
                     series = names[number] if number < len(names) else None
                     if series is not None:
                         yield series, Point(time, value)

@@ -7,6 +7,7 @@ card has become a little warmer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -14,12 +15,20 @@ from shoal.model.contract.load import CardDigest, LoadDigest
 from shoal.placement.columns import FloatArray, RowLog, Rows
 from shoal.placement.keti_load import load_terms, node_score, watts_together
 
+_NAN: Final = float("nan")
+#: Of a card the terms and the utilisation; of a node its score and its cards.
+_Card = tuple[float, int | None]
+_Written = tuple[float | None, tuple[_Card | None, ...]]
+_NOTHING: Final[_Written] = (None, ())
+
 
 class LoadColumns:
     """The measured load of all nodes and cards. Only the ledger writes."""
 
     def __init__(self) -> None:
         self.log = RowLog()
+        #: The same in plain numbers: digests that tell nothing new are the rule.
+        self._written: dict[int, _Written] = {}
         #: KETI's score of each node, 0 to 100.
         self.node: FloatArray = np.zeros(0)
         #: Of each card the terms of KETI's score for its temperature and power, and its utilisation, [row, slot].
@@ -28,19 +37,21 @@ class LoadColumns:
 
     def write(self, row: int, digest: LoadDigest | None, cards: Sequence[CardDigest | None]) -> None:
         """Write a node anew, its cards by slot."""
-        self._make_room(row + 1, len(cards))
-        before = self.node[row], self.terms[row].copy(), self.utilisation[row].copy()
-        self.node[row] = np.nan if digest is None else _node(digest)
-        self.terms[row] = self.utilisation[row] = np.nan
+        score = None if digest is None else _node(digest)
         of_all = watts_together([None if card is None else card.watts for card in cards])
-        for slot, card in enumerate(cards):
-            if card is not None and not card.utilisation is card.celsius is card.watts is None:
-                self.terms[row, slot] = load_terms(card.celsius, card.watts, of_all)
-                self.utilisation[row, slot] = np.nan if card.utilisation is None else card.utilisation
-        after = self.node[row], self.terms[row], self.utilisation[row]
-        if not all(np.array_equal(old, new, equal_nan=True) for old, new in zip(before, after, strict=True)):
-            self.log.note(row)
-            self.log.shorten(self._kept)
+        told = tuple(None if card is None else _terms(card, of_all) for card in cards)
+        if self._written.get(row, _NOTHING) == (score, told):
+            return
+        self._written[row] = score, told
+        self._make_room(row + 1, len(cards))
+        self.node[row] = _NAN if score is None else score
+        self.terms[row] = self.utilisation[row] = _NAN
+        for slot, card in enumerate(told):
+            if card is not None:
+                self.terms[row, slot], utilisation = card
+                self.utilisation[row, slot] = _NAN if utilisation is None else utilisation
+        self.log.note(row)
+        self.log.shorten(self._kept)
 
     def changed_since(self, version: int) -> list[int] | None:
         """The rows whose load changed since that version, each once; None when that is too long ago to tell."""
@@ -76,7 +87,11 @@ def _grown(values: FloatArray, shape: tuple[int, ...]) -> FloatArray:
     return grown
 
 
-def _node(digest: LoadDigest) -> float:
-    used = (None if part is None else part / 100 for part in (digest.cpu, digest.memory, digest.storage))
-    score = node_score(*used)
-    return np.nan if score is None else score
+def _node(digest: LoadDigest) -> float | None:
+    return node_score(*(None if part is None else part / 100 for part in (digest.cpu, digest.memory, digest.storage)))
+
+
+def _terms(card: CardDigest, watts_of_all: float) -> _Card | None:
+    if card.utilisation is card.celsius is card.watts is None:
+        return None
+    return load_terms(card.celsius, card.watts, watts_of_all), card.utilisation

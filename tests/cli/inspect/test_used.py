@@ -232,6 +232,8 @@ def test_through_the_api_server_s_proxy(outsider: Cluster) -> None:
     assert result.exit_code == 0, result.output
     assert rows(result.stdout.split("\n\n")[1])[1][:4] == ["n1", "0", "7", "8.0"]
     assert result.stderr == ""
+    both = outsider.inspect("--used", "--metrics-way", "proxy")
+    assert both.stderr == "Not measured: n2: its pod is not there: leave out --metrics-way proxy\n"
     lost = as_user(outsider, "eve", ("shoal-viewers",), "--used", "n1", "--metrics-way", "proxy")
     assert "Not measured: n1" in lost.stderr
 

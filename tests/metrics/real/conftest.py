@@ -42,7 +42,7 @@ def described(cards: str, uses: Uses) -> str:
 class CollectorProcess:
     """One collector. `apart`: in PID and cgroup namespaces of its own, with the host's /proc mounted elsewhere."""
 
-    def __init__(self, lab: RealLab, run: Run, folder: Path, *, apart: bool) -> None:
+    def __init__(self, lab: RealLab, run: Run, folder: Path, *, apart: bool, **settings_of_parts: object) -> None:
         self.lab = lab
         self.port = run.reservations.port()
         settings = folder / "metrics.yaml"
@@ -54,6 +54,8 @@ class CollectorProcess:
                     "intervalSeconds": INTERVAL,
                     "procRoot": str(proc),
                     "exporter": {"listen": f"127.0.0.1:{self.port}"},
+                    "history": {"folder": str(folder / "history"), "host": "127.0.0.1", "port": 0},
+                    **settings_of_parts,
                 }
             )
         )
@@ -119,8 +121,8 @@ def new_collector(testbed_run: Run, tmp_path: Path) -> Iterator[NewCollector]:
     """Collectors, started."""
     made: list[CollectorProcess] = []
 
-    def make(lab: RealLab, *, apart: bool = False) -> CollectorProcess:
-        collector = CollectorProcess(lab, testbed_run, tmp_path, apart=apart)
+    def make(lab: RealLab, *, apart: bool = False, **settings: object) -> CollectorProcess:
+        collector = CollectorProcess(lab, testbed_run, tmp_path, apart=apart, **settings)
         made.append(collector)
         collector.process.start()
         return collector

@@ -134,6 +134,11 @@ class SchedulerProcess:
         found = log.find(text.encode(), after)
         return None if found < 0 else found + len(text.encode())
 
+    def metric(self, series: str) -> float | None:
+        """The value of one of its series, written as it writes it; None without such a one."""
+        found = re.search(rf"^{re.escape(series)} (\S+)$", self._metrics(), re.MULTILINE)
+        return None if found is None else float(found[1])
+
     def _metrics(self) -> str:
         status, text = self._get("/metrics", self.health_port)
         assert status == 200, text

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import grpc
 import grpc.aio
@@ -20,6 +20,9 @@ from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.kubelet.api import deviceplugin_pb2_grpc as rpc
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 #: The kernel's limit on the path of a unix socket, with the zero at its end.
 _LONGEST_SOCKET: Final = 107
 _DIAL_SECONDS: Final = 10.0
@@ -82,7 +85,8 @@ class Endpoint:
             available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
         )
         try:
-            answer = await self._live().GetPreferredAllocation(api.PreferredAllocationRequest(container_requests=[one]))
+            request = api.PreferredAllocationRequest(container_requests=[one])
+            answer = await _answer(self._live().GetPreferredAllocation(request))
         except grpc.aio.AioRpcError as error:
             why = f"device plugin GetPreferredAllocation rpc failed with err: {go_error(error)}"
             raise AllocationError(why) from error
@@ -92,7 +96,7 @@ class Endpoint:
         """What the plugin says to a container with these devices, as protobuf."""
         request = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=ids)])
         try:
-            answer = await self._live().Allocate(request)
+            answer = await _answer(self._live().Allocate(request))
         except grpc.aio.AioRpcError as error:
             raise AllocationError(go_error(error)) from error
         if not answer.container_responses:
@@ -105,7 +109,7 @@ class Endpoint:
         prefix = "device plugin PreStartContainer rpc failed with err:"
         try:
             request = api.PreStartContainerRequest(devices_ids=ids)
-            await self._live().PreStartContainer(request, timeout=constants.PRE_START_SECONDS)
+            await _answer(self._live().PreStartContainer(request, timeout=constants.PRE_START_SECONDS))
         except grpc.aio.AioRpcError as error:
             raise AllocationError(f"{prefix} {go_error(error)}") from error
         except AllocationError as error:
@@ -121,6 +125,17 @@ class Endpoint:
         if self._stub is None or self.stopped is not None:
             raise AllocationError(f"endpoint {self.resource} has been stopped")
         return self._stub
+
+
+async def _answer(call: Awaitable[T]) -> T:
+    """The answer of a call. When the connection is closed under it, gRPC cancels whoever waits, who did nothing."""
+    try:
+        return await call
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise AllocationError("rpc error: code = Canceled desc = grpc: the client connection is closing") from None
 
 
 def _device(one: api.Device) -> PluginDevice:
