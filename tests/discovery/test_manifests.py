@@ -128,5 +128,5 @@ def test_a_real_api_server_takes_them_and_accounts_may_do_their_work_only(
     assert [what for what in NEEDED if not may(*what)] == []
     assert [what for what in REFUSED if may(*what)] == []
     for who in (WORKER, LEADER):
-        asked = ("auth", "can-i", "patch", "nodes", "--subresource=status", "--as", who)
+        asked = ("auth", "can-i", "patch", "nodes", "--subresource=status", "--all-namespaces", "--as", who)
         assert api.kubectl(*asked, check=False).strip().splitlines()[-1].startswith("no")
