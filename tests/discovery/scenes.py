@@ -11,7 +11,7 @@ from shoal.discovery.app import run_leader
 from shoal.discovery.cleanup import clean_up
 from shoal.discovery.config import DiscoveryConfig
 from shoal.discovery.labels import gpu_labels, pci_labels
-from shoal.discovery.leader import Leader
+from shoal.discovery.leader import BURST, REFILL_SECONDS, Leader
 from shoal.kube.client import Client
 from shoal.kube.errors import NotFoundError
 from shoal.kube.resources import CONFIG_MAPS, LEASES, NODES
@@ -222,6 +222,21 @@ async def facts_that_cannot_be_read_change_nothing(site: Site) -> None:
         assert leader.writes == before
 
 
+async def a_node_that_changes_its_word_all_the_time_is_written_seldom(site: Site) -> None:
+    clock = Clock()
+    name = await site.new_node()
+    async with site.leader(clock) as leader:
+        for turn in range(3 * BURST):
+            facts = node(T4, since=turn)
+            await site.tell(name, facts)
+            await eventually(lambda facts=facts: leader.idle and decoded(leader, name) == facts, "seen")  # type: ignore[misc]
+        await quiet(site, name, 1.5)
+        assert leader.writes <= BURST
+        clock.now += REFILL_SECONDS + 1
+        await settled(site, name, labels_of(facts))
+        assert leader.writes <= BURST + 1
+
+
 async def labels_of_partitions_come_and_go(site: Site) -> None:
     name = await site.new_node()
     cut = node(
@@ -402,6 +417,7 @@ SCENES = (
     no_card_counts_after_the_grace_time,
     a_leader_that_begins_anew_begins_the_grace_time_anew,
     facts_that_cannot_be_read_change_nothing,
+    a_node_that_changes_its_word_all_the_time_is_written_seldom,
     labels_of_partitions_come_and_go,
     what_another_manager_holds_is_left_to_it,
     beside_nfd,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 import yaml
 from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.discovery.labels import GFD_KEYS, gpu_labels, is_listed, pci_labels
 from shoal.model.contract import nvidia
@@ -104,6 +106,18 @@ def test_other_keys_are_not_discoverys(key: str) -> None:
 def test_facts_that_no_worker_writes_are_refused(text: str) -> None:
     with pytest.raises(CodecError):
         decode_facts(text)
+
+
+@given(node_facts, st.data())
+def test_a_spoilt_document_is_refused_or_gives_valid_labels(facts: NodeFacts, data: st.DataObject) -> None:
+    text = encode_facts(facts)
+    place = data.draw(st.integers(0, len(text)))
+    spoilt = text[:place] + data.draw(st.text(max_size=8)) + text[place + data.draw(st.integers(0, 8)) :]
+    with contextlib.suppress(CodecError):
+        read = decode_facts(spoilt)
+        for key, value in (pci_labels(read) | (gpu_labels(read.gpus) if read.gpus else {})).items():
+            assert is_listed(key)
+            assert VALUE(value)
 
 
 def test_more_cards_than_a_node_has_are_refused() -> None:

@@ -32,6 +32,10 @@ _BACKOFF: Final = Backoff(first=1.0, longest=60.0)
 #: A write is tried again so often when it meets labels of others.
 _TRIES: Final = 4
 _FIELD: Final = ".metadata.labels."
+#: So many writes to one node at once, and then one in so many seconds: a node that changes its word all the time must
+#: not keep the API server busy.
+BURST: Final = 10
+REFILL_SECONDS: Final = 10.0
 
 
 class Leader:
@@ -57,6 +61,8 @@ class Leader:
         self._dirty: dict[str, None] = {}
         self._due: dict[str, float] = {}
         self._failures: dict[str, int] = {}
+        #: Writes that a node has left, and when that was.
+        self._left: dict[str, tuple[float, float]] = {}
         self._wake = asyncio.Event()
         #: Labels were written so often.
         self.writes = 0
@@ -103,6 +109,8 @@ class Leader:
         for name in [name for name, due in self._due.items() if due <= now]:
             del self._due[name]
             self._mark(name)
+        for name in [name for name, (_, at) in self._left.items() if now - at > BURST * REFILL_SECONDS]:
+            del self._left[name]
 
     def _mark(self, name: str) -> None:
         self._dirty[name] = None
@@ -114,6 +122,7 @@ class Leader:
     def _on_node(self, change: Change[Object]) -> None:
         name = change.object.metadata.name
         if change.new is None:
+            # What it has written stays counted: a name that is used again is no way around the limit.
             for known in (self._absent, self._foreign, self._unreadable, self._dirty, self._due, self._failures):
                 known.pop(name, None)
             return
@@ -128,7 +137,7 @@ class Leader:
                 return
             node = self.look(found)
             wanted = planned(node, gone=self._gone(name, node))
-            if not differs(node, wanted):
+            if not differs(node, wanted) or not self._may_write_to(name):
                 return
             try:
                 written = await self._apply(found, wanted)
@@ -150,6 +159,17 @@ class Leader:
                     foreign[key] = value
             return
         log.info("node %s: others write its labels now: looking again when they change", name)
+
+    def _may_write_to(self, name: str) -> bool:
+        """Count a write to a node; if it has had too many, look again later."""
+        now = self._clock()
+        left, at = self._left.get(name, (BURST, now))
+        left = min(BURST, left + (now - at) / REFILL_SECONDS)
+        if left < 1:
+            self._remember(name, now + (1 - left) * REFILL_SECONDS)
+            return False
+        self._left[name] = left - 1, now
+        return True
 
     async def _apply(self, node: Object, labels: Mapping[str, str]) -> Object:
         # The uid: a node that was deleted must not come back as a node of labels.
