@@ -39,6 +39,7 @@ CARDS = "2xA30"
 #: What a container is called, in its own environment.
 NAME = "CONTAINER"
 _CGROUP = re.compile(r"/pod([0-9a-f-]{36})/([0-9a-f]{64})")
+_FIRST = re.compile(r"^NSpid:.*\t1$", re.MULTILINE)
 _STUBBORN = "trap '' TERM; while true; do sleep 1; done"
 
 
@@ -165,14 +166,15 @@ class RealArena:
 
 
 def containers(above: str) -> Iterator[tuple[int, str, str]]:
-    """The first process of every container below a cgroup, with the pod's UID and the container's ID."""
-    seen = set()
-    for path in sorted((path for path in Path("/proc").iterdir() if path.name.isdigit()), key=lambda p: int(p.name)):
+    """The first process of every container below a cgroup, with the pod's UID and the container's ID.
+
+    It is number 1 of its PID namespace; outside it may have a higher number than those it started.
+    """
+    for path in (path for path in Path("/proc").iterdir() if path.name.isdigit()):
         with suppress(OSError):
             groups = (path / "cgroup").read_text()
             match = _CGROUP.search(groups)
-            if match is not None and f":{above}/" in groups and match[2] not in seen:
-                seen.add(match[2])
+            if match is not None and f":{above}/" in groups and _FIRST.search((path / "status").read_text()):
                 yield int(path.name), match[1], match[2]
 
 
