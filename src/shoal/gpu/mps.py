@@ -44,6 +44,8 @@ _ROOM_FOR_NAMES: Final = 40
 _MOST_OUTPUT: Final = 2**20
 _ALREADY: Final = "already running"
 _PAUSE: Final = 0.1
+#: A daemon that has ended may look as if it listened for this long.
+_DYING: Final = 0.3
 _CSV: Final = "--format=csv,noheader"
 _LIST_SERVERS: Final[Mapping[int, Command]] = {2: ("get_server_list",), 3: ("server", "list", _CSV)}
 _QUIT: Final[Mapping[int, Command]] = {2: ("quit",), 3: ("-q",)}
@@ -159,7 +161,7 @@ class MpsDaemon:
             status, said = await self._run(["-p", "3", *command], b"")
         else:
             status, said = await self._run([], " ".join(command).encode() + b"\n")
-        if status and not self._listening():
+        if status and await self._is_gone(said):
             raise NoMpsDaemonError(f"no MPS daemon answers in {self.pipe_directory}: start it")
         if status or _REFUSAL.search(said):
             raise MpsRefusalError(f"the MPS daemon refused {shown(' '.join(command))}: {shown(said.strip())}")
@@ -208,6 +210,14 @@ class MpsDaemon:
             raise MpsError(
                 f"{self._program} cannot be run ({error.strerror}): it comes with NVIDIA's driver"
             ) from error
+
+    async def _is_gone(self, said: str) -> bool:
+        """Whether there is no daemon any more. One that dies of a command may hold its socket for a moment longer than
+        the connection; a refusal has words.
+        """
+        if self._listening() and not said.strip():
+            await asyncio.sleep(_DYING)
+        return not self._listening()
 
     def _listening(self) -> bool:
         """Whether anyone holds the socket; one that was killed leaves its file behind."""
