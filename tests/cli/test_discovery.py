@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from shoal.discovery.config import DiscoveryConfig
+from shoal.discovery.worker import Worker
 from shoal.embedded.app import EmbeddedApi
+from shoal.gpu.nvml import open_nvml
 from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
 from shoal.kube.resources import LEASES, NODES
@@ -64,6 +67,27 @@ async def test_worker_leader_and_cleanup(api: EmbeddedApi, tmp_path: Path) -> No
         for name in ("told", "read"):
             meta = (await client.get(NODES, name)).metadata
             assert (meta.labels, meta.annotations) == ({}, {})
+
+
+async def test_a_worker_that_is_woken_and_ended_at_once_ends(api: EmbeddedApi, tmp_path: Path) -> None:
+    """Up to Python 3.11 `asyncio.wait_for` forgets a cancellation that comes together with what it waited for."""
+    kernel = FakeSys(tmp_path / "sys")
+    kernel.add("0000:3b:00.0")
+    async with Client(load_kubeconfig([api.kubeconfig()], environ={}, explicit=True)) as client:
+        await client.create(NODES.raw, {"metadata": {"name": "read"}})
+        config = DiscoveryConfig(node_name="read", sys_root=str(kernel.root), driver=False)
+        worker = Worker(config, client, open_nvml)
+        running = asyncio.create_task(worker.run())
+
+        async def written() -> bool:
+            return ANNOTATION_FACTS in (await client.get(NODES, "read")).metadata.annotations
+
+        await eventually(written, "written")
+        await eventually(lambda: worker._wake._waiters, "waiting")
+        worker._wake.set()
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,8 @@ class Reconciler:
         """Let go of finished pods once none of their containers runs, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._pods.ending.wait(), _LISTS_SECONDS)
+                async with asyncio.timeout(_LISTS_SECONDS):
+                    await self._pods.ending.wait()
             self._pods.look_for_ends()
             if self._pods.ending.is_set():
                 await asyncio.sleep(_ENDS_SECONDS)

@@ -153,7 +153,8 @@ class EmbeddedCluster:
         async def settle(spec: NodeDescription) -> None:
             # One that has nothing to offer, since its cards are broken, must not keep the others waiting.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._offered(spec), _START_SECONDS)
+                async with asyncio.timeout(_START_SECONDS):
+                    await self._offered(spec)
             starting.release()
 
         for kubelet in self.nodes:

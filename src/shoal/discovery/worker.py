@@ -88,7 +88,8 @@ class Worker:
                 failures += 1
                 pause = _BACKOFF.after(failures)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
 
     async def settle(self) -> None:
         """Read the machine, and write what differs, once."""
