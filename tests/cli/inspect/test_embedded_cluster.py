@@ -87,21 +87,24 @@ def test_what_is_used_is_shown() -> None:
         def say(*arguments: str) -> Result:
             return CliRunner().invoke(main, [*arguments, "--kubeconfig", kubeconfig])
 
+        seen: list[dict[str, Any]] = []
+
         def measured() -> bool:
             result = say("inspect", "--used", "-o", "json")
             if result.exit_code:
                 return False
             document = json.loads(result.stdout)
-            small = [pod for node in document["nodes"] for gpu in node["gpus"] for pod in gpu["pods"]]
-            return not document["notMeasured"] and bool(small) and small[0]["used"]["memoryMiB"] == 2048
+            seen[:] = [gpu for node in document["nodes"] for gpu in node["gpus"]]
+            small = [pod for gpu in seen for pod in gpu["pods"]]
+            # A collector that has just begun does not know the node's pods, and says nothing of nobody's memory.
+            known = all(gpu["used"]["unattributedMiB"] is not None for gpu in seen)
+            return known and not document["notMeasured"] and [pod["used"]["memoryMiB"] for pod in small] == [2048]
 
         wait_for(measured, "measured")
-        document = json.loads(say("inspect", "--used", "-o", "json").stdout)
-        for node in document["nodes"]:
-            for gpu in node["gpus"]:
-                parts = [pod["used"]["memoryMiB"] for pod in gpu["pods"]]
-                assert sum(parts) + gpu["used"]["unattributedMiB"] == gpu["used"]["memoryMiB"]
-                assert gpu["used"]["temperatureCelsius"] > 0
+        for gpu in seen:
+            parts = [pod["used"]["memoryMiB"] for pod in gpu["pods"]]
+            assert sum(parts) + gpu["used"]["unattributedMiB"] == gpu["used"]["memoryMiB"]
+            assert gpu["used"]["temperatureCelsius"] > 0
         table, picture = say("inspect", "--used", "-d"), say("top", "--once")
         assert (table.stderr, picture.stderr) == ("", "")
         assert "small" in table.stdout
