@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from shoal.cli import settings
+from shoal.cli.service import until_ended
 from shoal.model.contract import gpushare, nvidia
 
 _FOLDER = click.Path(path_type=Path)
@@ -109,7 +109,7 @@ def agent(
     try:
         config = load()
         if mps_only:
-            asyncio.run(_until_ended(app.keep_mps(config, open_nvml, environment=os.environ)))
+            asyncio.run(until_ended(app.keep_mps(config, open_nvml, environment=os.environ)))
             return
         access = load_access(environ=os.environ, home=Path.home(), kubeconfig=kubeconfig, context=context)
         if cleanup:
@@ -147,7 +147,7 @@ def agent(
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, lambda: reload(forced=True))
         watch = asyncio.ensure_future(_on_change(path, lambda: reload(forced=False)))
-        await _until_ended(work)
+        await until_ended(work)
         watch.cancel()
 
     asyncio.run(until_told())
@@ -157,15 +157,6 @@ def _freeze() -> None:
     """Keep the garbage collector from what is there at the start and stays: its pauses keep containers waiting."""
     gc.collect()
     gc.freeze()
-
-
-async def _until_ended(work: Coroutine[None, None, None]) -> None:
-    """Run until SIGTERM or SIGINT."""
-    task = asyncio.ensure_future(work)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
 
 
 async def _on_change(path: Path | None, reload: Callable[[], None]) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import socket
-from collections.abc import Coroutine
 from pathlib import Path
 
 import click
 
 from shoal.cli import settings
+from shoal.cli.service import until_ended
 from shoal.model.contract import gpushare
 
 _FILE = click.Path(path_type=Path)
@@ -74,17 +72,8 @@ def discovery(
             nodes = asyncio.run(app.run_cleanup(config, access))
             click.echo(f"discovery's labels and annotations are gone from {nodes} node{'' if nodes == 1 else 's'}")
         elif leader:
-            asyncio.run(_until_ended(app.run_leader(config, access, identity=socket.gethostname())))
+            asyncio.run(until_ended(app.run_leader(config, access, identity=socket.gethostname())))
         else:
-            asyncio.run(_until_ended(app.run_worker(config, access, open_nvml)))
+            asyncio.run(until_ended(app.run_worker(config, access, open_nvml)))
     except (settings.ServiceSettingsError, DiscoveryError, KubeError) as error:
         raise click.ClickException(str(error)) from error
-
-
-async def _until_ended(work: Coroutine[None, None, None]) -> None:
-    """Run until SIGTERM or SIGINT."""
-    task = asyncio.ensure_future(work)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from shoal.cli import settings
+from shoal.cli.service import until_ended
 from shoal.metrics.exporter.errors import ExporterConfigError
 from shoal.metrics.exporter.settings import DCGM_SETTINGS, ExporterSettings, interval_seconds, with_environment
 from shoal.model.contract import gpushare
@@ -83,12 +82,3 @@ def _with_dcgm(config: MetricsConfig, environment: Mapping[str, str], *, interva
     return msgspec.structs.replace(
         config, exporter=exporter, interval_seconds=config.interval_seconds if interval is None else interval
     )
-
-
-async def until_ended(work: Coroutine[None, None, None]) -> None:
-    """Run until SIGTERM or SIGINT."""
-    task = asyncio.ensure_future(work)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task

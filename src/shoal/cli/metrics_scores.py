@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from shoal.cli import settings
-from shoal.cli.metrics import until_ended
+from shoal.cli.service import until_ended
 
 
 @click.command(name="metrics-scores", short_help="Run KETI's analysis engine: scores of all nodes and cards.")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import socket
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import click
 import msgspec
 
 from shoal.cli import settings
+from shoal.cli.service import until_ended
 from shoal.model.contract import gpushare
 
 
@@ -69,22 +68,14 @@ def scheduler(
             config, election=msgspec.structs.replace(config.election, enabled=leader_elect)
         )
 
-    async def until_told() -> None:
-        task = asyncio.ensure_future(
-            run(
-                config,
-                access,
-                identity=socket.gethostname(),
-                serving=lambda ports: click.echo(f"serving on {ports.extender}, health on {ports.health}"),
-            )
-        )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
+    work = run(
+        config,
+        access,
+        identity=socket.gethostname(),
+        serving=lambda ports: click.echo(f"serving on {ports.extender}, health on {ports.health}"),
+    )
     try:
-        asyncio.run(until_told())
+        asyncio.run(until_ended(work))
     except TlsError as error:
         raise click.ClickException(str(error)) from error
     except LeadershipLostError as error:
