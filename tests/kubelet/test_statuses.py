@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,10 @@ def test_logs_that_are_not_there(kubelet: Node, pods: Pods):
     assert answer("unbound") == (204, "")
 
 
+def _says(pods: Pods, path: str, lines: str) -> bool:
+    return bool(pods.apiserver.request("GET", path)["message"].split() == lines.split())
+
+
 def test_logs_of_runs(kubelet: Node, pods: Pods):
     pods.create(pod("twice", [container("main", "echo one; echo two; echo three; exit 1")], restart="Always"), kubelet)
     pods.wait("twice", reached({"phase": "Running", "waiting": "CrashLoopBackOff"}), "held back")
@@ -167,7 +172,8 @@ def test_logs_of_runs(kubelet: Node, pods: Pods):
         "?limitBytes=5": "one t",
         "?sinceSeconds=3600": "one two three",
     }.items():
-        assert pods.apiserver.request("GET", f"{path}{query}")["message"].split() == lines.split(), query
+        # Meanwhile kubelet starts it again, and removes the container before the last.
+        wait_for(partial(_says, pods, f"{path}{query}", lines), f"told {query}")
     stamped = pods.apiserver.request("GET", f"{path}?timestamps=true&tailLines=1")["message"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z three\n", stamped)
     status, refusal = pods.apiserver.try_request("GET", f"{path}?tailLines=-1&sinceSeconds=0")

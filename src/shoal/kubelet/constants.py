@@ -13,6 +13,10 @@ REGISTRATION_SOCKET: Final = "kubelet.sock"
 #: kubelet's record of which container has which devices, a file of that folder.
 CHECKPOINT: Final = "kubelet_internal_checkpoint"
 
+#: Where plugins of other kinds, as DRA drivers, put the sockets by which kubelet finds them, and their other files.
+PLUGINS_REGISTRY: Final = PurePosixPath("/var/lib/kubelet/plugins_registry")
+PLUGINS_FOLDER: Final = PurePosixPath("/var/lib/kubelet/plugins")
+
 POD_RESOURCES_SOCKET: Final = PurePosixPath("/var/lib/kubelet/pod-resources/kubelet.sock")
 
 HEALTHY: Final = "Healthy"

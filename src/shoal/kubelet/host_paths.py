@@ -10,8 +10,19 @@ from pathlib import Path
 from typing import Final
 
 from shoal.kubelet import cdi, constants
+from shoal.model.contract import node_files
 
 _DEV: Final = Path("/dev")
+_CALLS_SOCKET: Final = "dra.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSockets:
+    """Where a driver listens: for kubelet's registration and for its calls, and the latter as kubelet sees it."""
+
+    registration: Path
+    calls: Path
+    endpoint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,10 @@ class HostPaths:
     pod_cgroups: Path = Path("/sys/fs/cgroup")
     #: There if the host's cgroups are version 2.
     cgroup2: Path = Path("/sys/fs/cgroup/cgroup.controllers")
+    #: Where DRA drivers register and have their folders, and where the latter are as kubelet sees them.
+    plugins_registry: Path = Path(constants.PLUGINS_REGISTRY)
+    plugins: Path = Path(constants.PLUGINS_FOLDER)
+    host_plugins: Path = Path(constants.PLUGINS_FOLDER)
 
     @property
     def own_cdi(self) -> Path:
@@ -47,12 +62,30 @@ class HostPaths:
     @property
     def limit_socket(self) -> Path:
         """Where hooks ask for memory limits."""
-        return self.run / "limit.sock"
+        return self.run / node_files.LIMIT_SOCKET
 
     @property
     def given(self) -> Path:
         """Where the agent remembers what containers have been given."""
-        return self.run / "given"
+        return self.run / node_files.GIVEN_FOLDER
+
+    @property
+    def claims(self) -> Path:
+        """Where the agent remembers which claims are prepared, over a restart of the machine too."""
+        return self.programs / node_files.CLAIMS_FOLDER
+
+    @property
+    def booted(self) -> Path:
+        """There from the agent's first start until the machine restarts."""
+        return self.run / node_files.BOOTED
+
+    def driver(self, name: str) -> DriverSockets:
+        """The sockets of a DRA driver."""
+        return DriverSockets(
+            registration=self.plugins_registry / f"{name}-reg.sock",
+            calls=self.plugins / name / _CALLS_SOCKET,
+            endpoint=str(self.host_plugins / name / _CALLS_SOCKET),
+        )
 
     @property
     def registration(self) -> Path:

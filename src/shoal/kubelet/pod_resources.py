@@ -7,6 +7,7 @@ answer serves everybody who asks about devices that were given before it was ask
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -21,10 +22,14 @@ from shoal.kubelet.api import podresources_pb2 as api
 from shoal.kubelet.api import podresources_pb2_grpc as rpc
 from shoal.kubelet.errors import PodResourcesError
 
+log = logging.getLogger(__name__)
+
 #: Well below the time kubelet waits for PreStartContainer.
 _SECONDS: Final = 10.0
 _PAUSE: Final = 0.05
 _ATTEMPTS: Final = 40
+#: After this time a plugin registers, whatever kubelet says.
+_LET_GO_SECONDS: Final = 5.0
 #: kubelet lists every device of every pod.
 _OPTIONS: Final = (*constants.CHANNEL_OPTIONS, ("grpc.max_receive_message_length", -1))
 
@@ -69,6 +74,26 @@ class PodResourcesClient:
             for devices in container.devices
             if devices.resource_name == resource and not ids.isdisjoint(devices.device_ids)
         }
+
+    async def wait_let_go(self, resource: str) -> None:
+        """Return when kubelet counts no device of a resource: it has noticed that the resource's plugin has ended.
+
+        Returns too if kubelet does not say, or goes on counting: another plugin of the same resource may be there.
+        """
+        try:
+            async with asyncio.timeout(_LET_GO_SECONDS):
+                while resource in await self._allocatable():  # noqa: ASYNC110 - kubelet tells nobody
+                    await asyncio.sleep(_PAUSE)
+        except (grpc.aio.AioRpcError, TimeoutError, PodResourcesError) as error:
+            log.debug("%s is registered without knowing what kubelet counts: %s", resource, error)
+
+    async def _allocatable(self) -> set[str]:
+        """The resources of which kubelet counts healthy devices."""
+        if self._channel is None:
+            raise PodResourcesError("PodResources is not open")
+        stub = rpc.PodResourcesListerStub(self._channel)
+        answer: api.AllocatableResourcesResponse = await stub.GetAllocatableResources(api.AllocatableResourcesRequest())
+        return {one.resource_name for one in answer.devices if one.device_ids}
 
     async def ask_ahead(self) -> None:
         """Have an answer for all that is known now."""

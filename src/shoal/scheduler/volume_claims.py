@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _SECONDS: Final = 600.0
 
 
-class Claims:
+class VolumeClaims:
     """Has the claims of pods bound to volumes before the pods are bound."""
 
     def __init__(self, client: Client, tables: ClusterTables, feasibility: Feasibility) -> None:

@@ -1,0 +1,154 @@
+"""What claims ask for, read once for all claims with the same spec; and which claims a pod has.
+
+What Shoal's scheduler cannot do is refused in words that say who can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from shoal.kube.objects.claims import (
+    DeviceConstraint,
+    DeviceRequest,
+    DeviceToleration,
+    ExactDeviceRequest,
+    ResourceClaim,
+    ResourceClaimSpec,
+)
+from shoal.kube.objects.pod import Pod
+from shoal.model.bounded_cache import BoundedCache
+from shoal.model.contract import dra
+from shoal.model.errors import RequestError, shown
+from shoal.scheduler.claims.errors import NotReadyError, SelectorError
+from shoal.scheduler.claims.selectors import Selectors
+
+#: Specs of claims kept; the ones unused for longest are forgotten beyond it.
+_SPECS: Final = 10_000
+#: Ways to combine the alternatives of a pod's requests that are tried.
+MAX_WAYS: Final = 64
+_MODES: Final = ("", "ExactCount")
+_ALL: Final = "All"
+_STOCK: Final = "schedule the pod with the stock scheduler"
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceWish:
+    """One alternative of one request. Compared by identity: equal specs are read once."""
+
+    #: As a result names it: `gpu`, or `gpu/small` for an alternative.
+    name: str
+    device_class: str
+    #: Expressions of the request's own; the class has others.
+    selectors: tuple[str, ...]
+    #: How many devices; None for all that match.
+    count: int | None
+    capacity: tuple[tuple[str, str | int | float], ...] = ()
+    admin: bool = False
+    tolerations: tuple[DeviceToleration, ...] = ()
+
+    @property
+    def request(self) -> str:
+        """The request it is an alternative of."""
+        return dra.base_request(self.name)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClaimWish:
+    """A claim's spec: per request its alternatives, the best first."""
+
+    requests: tuple[tuple[DeviceWish, ...], ...]
+    constraints: tuple[DeviceConstraint, ...] = ()
+
+
+class ClaimWishes:
+    """Specs of claims, each read once."""
+
+    def __init__(self, selectors: Selectors) -> None:
+        self._selectors = selectors
+        self._known: BoundedCache[bytes, ClaimWish | str] = BoundedCache(_SPECS)
+
+    def of(self, claim: ResourceClaim) -> ClaimWish:
+        """What the claim asks for. Raises RequestError."""
+        known = self._known.of(_encode(claim.spec), lambda: self._read(claim.spec))
+        if isinstance(known, str):
+            raise RequestError(f"claim {shown(claim.metadata.name)}: {known}")
+        return known
+
+    def _read(self, spec: ResourceClaimSpec) -> ClaimWish | str:
+        try:
+            requests = tuple(_alternatives(request) for request in spec.devices.requests)
+            for alternatives in requests:
+                for wish in alternatives:
+                    for expression in wish.selectors:
+                        self._selectors.of(expression)
+        except (RequestError, SelectorError) as error:
+            return str(error)
+        return ClaimWish(requests, spec.devices.constraints)
+
+
+def _alternatives(request: DeviceRequest) -> tuple[DeviceWish, ...]:
+    if request.exactly is not None:
+        return (_wish(request.name, request.exactly),)
+    if not request.first_available:
+        raise RequestError(f"request {shown(request.name)} is of a kind that is not known here: {_STOCK}")
+    return tuple(_wish(f"{request.name}{dra.REQUEST_SEPARATOR}{one.name}", one) for one in request.first_available)
+
+
+def _wish(name: str, asked: ExactDeviceRequest) -> DeviceWish:
+    mode = asked.allocation_mode
+    if mode not in (*_MODES, _ALL):
+        raise RequestError(f"request {shown(name)} has allocationMode {shown(mode)}, not known here: {_STOCK}")
+    count = None if mode == _ALL else max(1, asked.count)
+    if count is not None and count > dra.MAX_RESULTS:
+        raise RequestError(f"request {shown(name)} asks for {count} devices: a claim gets at most {dra.MAX_RESULTS}")
+    if any(selector.cel is None for selector in asked.selectors):
+        raise RequestError(f"request {shown(name)} has a selector that is no CEL expression: {_STOCK}")
+    return DeviceWish(
+        name,
+        asked.device_class_name,
+        tuple(selector.cel.expression for selector in asked.selectors if selector.cel is not None),
+        count,
+        () if asked.capacity is None else tuple(sorted(asked.capacity.requests.items())),
+        bool(asked.admin_access),
+        asked.tolerations,
+    )
+
+
+def claims_of(pod: Pod, find: Callable[[str, str], ResourceClaim | None]) -> list[ResourceClaim]:
+    """The claims of a pod, in the order of its spec.
+
+    Raises NotReadyError when one is still to be made for it, RequestError when one is not there or not its own.
+    """
+    made = {status.name: status.resource_claim_name for status in pod.status.resource_claim_statuses}
+    namespace, found = pod.metadata.namespace, []
+    for wanted in pod.spec.resource_claims:
+        generated = wanted.resource_claim_name is None
+        name = wanted.resource_claim_name
+        if generated:
+            if wanted.name not in made:
+                raise NotReadyError(f"waits for Kubernetes to make its claim {shown(wanted.name)} of a template")
+            name = made[wanted.name]
+            if name is None:
+                continue  # Kubernetes found that none is needed
+        claim = find(namespace, name or "")
+        if claim is None and generated:
+            raise NotReadyError(f"waits for the watch to show its claim {namespace}/{name}")
+        if claim is None:
+            raise RequestError(f"claim {namespace}/{name} is not there: create it")
+        _check_is_its(pod, claim, generated=generated)
+        found.append(claim)
+    return found
+
+
+def _check_is_its(pod: Pod, claim: ResourceClaim, *, generated: bool) -> None:
+    meta = claim.metadata
+    if generated and not any(owner.uid == pod.metadata.uid for owner in meta.owner_references):
+        raise RequestError(f"claim {meta.namespace}/{meta.name} was not made for this pod: delete the claim")
+    if meta.deletion_timestamp is not None:
+        raise RequestError(f"claim {meta.namespace}/{meta.name} is being deleted: create it again")
