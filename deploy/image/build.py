@@ -38,6 +38,7 @@ NAME: Final = "shoal"
 #: Nobody: what a manifest does not say otherwise runs as this user.
 USER: Final = "65532:65532"
 SUITE: Final = "bookworm"
+DEBIAN_VERSION: Final = "12"
 #: The Python of that Debian, for which packages are chosen.
 PYTHON: Final = "3.11"
 #: libcrypt1 has the bcrypt of the exporter's passwords.
@@ -159,6 +160,8 @@ def unpack(archive: Path, target: Path) -> None:
     (target / "tmp").chmod(0o1777)
     (target / "etc" / "passwd").write_text("root:x:0:0:root:/:/none\nnobody:x:65532:65532:nobody:/:/none\n")
     (target / "etc" / "group").write_text("root:x:0:\nnobody:x:65532:\n")
+    # By this file NVIDIA's runtime sees that libraries belong where Debian's loader looks by itself.
+    (target / "etc" / "debian_version").write_text(f"{DEBIAN_VERSION}\n")
 
 
 def bundle_certificates(system: Path) -> None:

@@ -120,6 +120,11 @@ def test_the_hook_lies_where_the_agent_takes_it_from_and_needs_nothing(built: Bu
     assert done.stderr.startswith("shoal-limit: "), "it runs in a file system that has nothing else"
 
 
+def test_nvidias_runtime_puts_libraries_where_the_loader_looks(built: BuiltImage) -> None:
+    """Without this file it takes /usr/lib64, where Debian's loader does not look by itself."""
+    assert "etc/debian_version" in built.files
+
+
 def test_licences_of_what_is_inside_are_inside(built: BuiltImage) -> None:
     assert "usr/share/doc/python3.11-minimal/copyright" in built.files
     assert [name for name in built.files if name.startswith("opt/shoal/shoal-") and name.endswith("/LICENSE")]

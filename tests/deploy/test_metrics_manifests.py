@@ -68,9 +68,9 @@ def test_names_are_those_of_the_code_and_nodes_those_of_the_agent() -> None:
     assert one("ServiceAccount")["metadata"]["name"] == pod["serviceAccountName"] == app.COMPONENT
     fence = str(one("ValidatingAdmissionPolicy", "shoal-metrics-own-node-events"))
     assert all(name in fence for name in (app.REASON_OVERUSE, app.COMPONENT))
-    leases = str(one("ValidatingAdmissionPolicy", "shoal-metrics-own-node-leases"))
-    assert f"'{history_wire.LEASE_PREFIX}' + variables.node[0]" in leases
-    assert all(f"'{name}'" in leases for name in (history_wire.ANNOTATION, history_wire.LEASE_LABEL))
+    leases = one("ValidatingAdmissionPolicy", "shoal-metrics-own-history")["spec"]
+    assert leases["matchConstraints"]["namespaceSelector"]["matchLabels"].popitem()[1] == history_wire.NAMESPACE
+    assert f"'{history_wire.ANNOTATION}'" in str(leases)
 
 
 def test_it_is_not_root_and_sees_no_more_than_it_needs() -> None:
@@ -114,8 +114,10 @@ NEEDED = (
     ("patch", "events", "anywhere"),
     ("create", "tokenreviews.authentication.k8s.io", ""),
     ("create", "subjectaccessreviews.authorization.k8s.io", ""),
-    ("create", "leases.coordination.k8s.io", "kube-system"),
-    ("patch", "leases.coordination.k8s.io", "kube-system"),
+    ("create", "leases.coordination.k8s.io", "shoal-load"),
+    ("patch", "leases.coordination.k8s.io", "shoal-load"),
+    ("create", "leases.coordination.k8s.io", "shoal-history"),
+    ("patch", "leases.coordination.k8s.io", "shoal-history"),
 )
 #: And of what it has no business with.
 REFUSED = (
@@ -127,7 +129,8 @@ REFUSED = (
     ("list", "configmaps", "kube-system"),
     ("list", "events", ""),
     ("create", "leases.coordination.k8s.io", "default"),
-    ("delete", "leases.coordination.k8s.io", "kube-system"),
+    ("create", "leases.coordination.k8s.io", "kube-system"),
+    ("delete", "leases.coordination.k8s.io", "shoal-history"),
     ("create", "pods/exec", "anywhere"),
     ("create", "clusterrolebindings.rbac.authorization.k8s.io", ""),
 )
@@ -135,7 +138,7 @@ REFUSED = (
 
 def test_the_account_may_do_its_work_and_nothing_else(new_apiserver: Callable[[], ApiServer]) -> None:
     api = new_apiserver()
-    api.kubectl("apply", "-f", str(DEPLOY / "rbac.yaml"))
+    api.kubectl("apply", "-k", str(DEPLOY))
 
     def may(verb: str, resource: str, namespace: str) -> bool:
         where = ["-n", namespace] if namespace else ["--all-namespaces"]

@@ -6,18 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from shoal import __version__
 from shoal.cli.settings import load
-from shoal.model.contract import gpushare, keti, shoal
-from shoal.scheduler.config import PORT_HEALTH, SECRET, SchedulerConfig
+from shoal.model.contract import clusters, gpushare, keti, shoal
+from shoal.scheduler.config import PORT_HEALTH, SECRET, OfferConfig, SchedulerConfig
 from shoal.scheduler.kube_scheduler import MOUNTED, SchedulerMode, configuration
 from tests.testbed.apiserver import ApiServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-FOLDERS = ("scheduler", "scheduler-second", "scheduler-plain")
+FOLDERS = ("scheduler", "scheduler-second", "scheduler-plain", "scheduler-offer", "scheduler-claims")
 ACCOUNT = "system:serviceaccount:kube-system:shoal-scheduler"
 
 
@@ -46,6 +47,38 @@ def test_the_settings_can_be_read(tmp_path: Path) -> None:
         assert settings.election.enabled
         assert (None if settings.tls is None else settings.tls.secret) == secret
         assert (settings.extender_host, settings.open_inspect) == (host, False)
+
+
+def test_offers_are_served_as_the_contract_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "scheduler.yaml"
+    path.write_text(one("scheduler", "ConfigMap", "shoal-scheduler")["data"]["scheduler.yaml"])
+    plain = load(SchedulerConfig, path, {}, command="scheduler")
+    assert not plain.offer.enabled, "off unless asked for"
+    path.write_text(patched("scheduler-offer"))
+    settings = load(SchedulerConfig, path, {}, command="scheduler")
+    assert settings == msgspec.structs.replace(plain, offer=OfferConfig(enabled=True)), "and nothing else changes"
+    patches = yaml.safe_load((DEPLOY / "scheduler-offer" / "kustomization.yaml").read_text())["patches"]
+    (container,) = yaml.safe_load(patches[1]["patch"])["spec"]["template"]["spec"]["containers"]
+    assert container["ports"] == [{"name": "offer", "containerPort": clusters.OFFER_PORT}]
+    service = one("scheduler-offer", "Service", clusters.NAME_OFFER_SERVICE)
+    assert service["spec"]["ports"] == [{"name": "offer", "port": clusters.OFFER_PORT, "targetPort": "offer"}]
+    labels = one("scheduler", "Deployment", "shoal-scheduler")["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert "data" not in one("scheduler-offer", "ConfigMap", clusters.NAME_ROOM), "it comes empty"
+    (rule,) = one("scheduler-offer", "Role", "shoal-scheduler-offer")["rules"]
+    assert (rule["resourceNames"], rule["verbs"]) == ([clusters.NAME_ROOM], ["get", "patch"])
+
+
+def test_claims_are_off_unless_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "scheduler.yaml"
+    path.write_text(one("scheduler", "ConfigMap", "shoal-scheduler")["data"]["scheduler.yaml"])
+    plain = load(SchedulerConfig, path, {}, command="scheduler")
+    assert not plain.claims
+    path.write_text(patched("scheduler-claims"))
+    settings = load(SchedulerConfig, path, {}, command="scheduler")
+    assert settings == msgspec.structs.replace(plain, claims=True), "and nothing else changes"
+    groups = [rule["apiGroups"] for rule in one("scheduler-claims", "ClusterRole", "shoal-scheduler-claims")["rules"]]
+    assert groups == [["resource.k8s.io"]] * len(groups)
 
 
 def patched(folder: str) -> str:
@@ -100,7 +133,8 @@ def test_names_and_ports_are_those_of_the_contract() -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_containers_have_no_more_than_they_need(folder: str) -> None:
     deployments = [document for document in documents(folder) if document["kind"] == "Deployment"]
-    assert deployments or folder == "scheduler-plain", "which changes no more than the settings"
+    changes = ("scheduler-plain", "scheduler-offer", "scheduler-claims")
+    assert deployments or folder in changes, "which change that of scheduler"
     for deployment in deployments:
         spec = deployment["spec"]["template"]["spec"]
         assert spec["securityContext"]["runAsNonRoot"]

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from shoal.analysis.doctor import cluster, nodes, pods, workloads
+from shoal.analysis.doctor import cluster, nodes, pods, setup, workloads
 from shoal.analysis.doctor.findings import Finding
 from shoal.analysis.doctor.installation import Installation
 
 _CHECKS: Final[tuple[Callable[[Installation], Iterable[Finding]], ...]] = (
     cluster.version,
     cluster.clocks,
+    setup.set_up,
     nodes.inventories,
     nodes.health,
     nodes.served,
+    nodes.by_claims,
     nodes.units,
     nodes.runtimes,
     nodes.isolation,

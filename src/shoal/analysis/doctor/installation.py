@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
+from shoal.analysis.installed import GRANTS, namespace_of
 from shoal.kube.client import Client
 from shoal.kube.errors import ForbiddenError, NotFoundError
 from shoal.kube.objects.node import Node
@@ -14,6 +15,8 @@ from shoal.kube.objects.others import Lease
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import LEASES, NODES, PODS, RawObject, Resource
 from shoal.model.contract import gpushare, kubernetes, shoal
+from shoal.operator.nvidia import NVIDIA_POLICIES
+from shoal.operator.writes import POLICIES
 
 T = TypeVar("T")
 
@@ -38,9 +41,6 @@ _BINDINGS: Final = Resource(
     namespaced=False,
     whole=True,
 )
-_GRANTS: Final = Resource(
-    "rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", dict, namespaced=False, whole=True
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,8 @@ class Installation:
 
     version: str
     now: datetime
+    #: Where Shoal is installed.
+    namespace: str
     nodes: list[Node]
     pods: list[Pod]
     #: Those of Shoal and of other stacks, in all namespaces.
@@ -63,6 +65,9 @@ class Installation:
     bindings: list[RawObject] | None = None
     #: ClusterRoleBindings of Shoal's services.
     granted: list[RawObject] | None = None
+    #: ClusterPolicies of Shoal, and of NVIDIA; none where the kind is not known.
+    wishes: list[RawObject] | None = field(default_factory=list)
+    nvidia_wishes: list[RawObject] | None = field(default_factory=list)
     #: Kinds that this cluster does not have.
     absent: frozenset[str] = field(default=frozenset())
 
@@ -91,22 +96,26 @@ async def read_installation(client: Client) -> Installation:
                 continue
         return found
 
-    version, nodes, pods = await asyncio.gather(client.version(), client.list(NODES), client.list(PODS))
+    version, nodes, pods, home = await asyncio.gather(
+        client.version(), client.list(NODES), client.list(PODS), namespace_of(client)
+    )
     service = f"{kubernetes.LABEL_SERVICE}={gpushare.EXTENDER_NAME}"
     daemon_sets, deployments, extender, policies, bindings = await asyncio.gather(
         listed(_DAEMON_SETS),
         listed(_DEPLOYMENTS),
-        listed(_SLICES, gpushare.EXTENDER_NAMESPACE, service),
+        listed(_SLICES, home, service),
         listed(_POLICIES),
         listed(_BINDINGS),
     )
+    wishes, nvidia_wishes = await asyncio.gather(listed(POLICIES), listed(NVIDIA_POLICIES))
     leader, node_leases = await asyncio.gather(
-        named(LEASES, shoal.NAME_SCHEDULER, namespace=gpushare.EXTENDER_NAMESPACE),
+        named(LEASES, shoal.NAME_SCHEDULER, namespace=home),
         listed(LEASES, kubernetes.NODE_LEASES),
     )
     return Installation(
         version=version.git_version,
         now=datetime.now(UTC),
+        namespace=home,
         nodes=sorted(nodes.items, key=lambda node: node.metadata.name),
         pods=pods.items,
         daemon_sets=daemon_sets,
@@ -116,6 +125,8 @@ async def read_installation(client: Client) -> Installation:
         extender=extender,
         policies=policies,
         bindings=bindings,
-        granted=await named(_GRANTS, shoal.NAME_SCHEDULER, shoal.NAME_AGENT),
+        granted=await named(GRANTS, shoal.NAME_SCHEDULER, shoal.NAME_AGENT),
+        wishes=wishes,
+        nvidia_wishes=nvidia_wishes,
         absent=frozenset(absent),
     )

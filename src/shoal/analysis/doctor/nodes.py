@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
@@ -11,12 +12,15 @@ from shoal.analysis.doctor.findings import Finding, failed, note, ok, some, warn
 from shoal.analysis.doctor.installation import Installation
 from shoal.analysis.inspect.use import offered, unit_of_capacity, unit_of_inventory
 from shoal.kube.objects.node import Node
+from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import manifest_of
-from shoal.model.contract import gpushare, keti, nvidia, shoal
+from shoal.model.contract import gpushare, keti, kubernetes, mechanisms, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.contract.mechanisms import Mechanism
 from shoal.model.errors import CodecError
 from shoal.model.gpu import Gpu, Isolation
 from shoal.model.node import node_gpus
+from shoal.operator.nodes import is_gpu_node
 
 _FAMILIES: Final = (gpushare.RESOURCE_MEMORY, keti.RESOURCE_MPS, nvidia.RESOURCE_GPU)
 
@@ -36,21 +40,21 @@ def inventories(installation: Installation) -> Iterator[Finding]:
                 yield failed("cards", f"those of {name} cannot be read: {error}", f"restart the agent on {name}")
         elif _is_offered(node):
             foreign.append(name)
-        elif _is_meant(node):
+        elif is_gpu_node(node.metadata.labels):
             labelled.append(name)
     if empty:
         yield failed(
             "cards",
             f"{some(empty)}: the agent finds no card",
-            f"kubectl -n kube-system logs -l app.kubernetes.io/name={shoal.NAME_AGENT}: it says what the driver "
-            "answers, and so does `shoal doctor --here` on the node",
+            f"kubectl -n {installation.namespace} logs -l app.kubernetes.io/name={shoal.NAME_AGENT}: it says "
+            "what the driver answers, and so does `shoal doctor --here` on the node",
         )
     if labelled:
         yield failed(
             "cards",
             f"{some(labelled)}: labelled for GPUs, and no agent shows any",
-            f"kubectl -n kube-system logs -l app.kubernetes.io/name={shoal.NAME_AGENT}: it says what it waits for, "
-            "the driver first",
+            f"kubectl -n {installation.namespace} logs -l app.kubernetes.io/name={shoal.NAME_AGENT}: it says "
+            "what it waits for, the driver first",
         )
     if foreign:
         yield note("cards", f"{some(foreign)}: served by another device plugin, read from the nodes' capacity")
@@ -88,6 +92,59 @@ def served(installation: Installation) -> Iterator[Finding]:
             f"{some(away)}: cards, but kubelet offers none: the agent is away, or has not registered",
             "see whether the agent runs there, and its /readyz",
         )
+
+
+def by_claims(installation: Installation) -> Iterator[Finding]:
+    """Names that nodes serve by claims, or would if certain pods ended."""
+    for node in installation.nodes:
+        try:
+            served = mechanisms.decode(node.metadata.annotations)
+        except CodecError as error:
+            yield warning("claims", f"{node.metadata.name}: {error}", "the agent writes it anew: see whether it runs")
+            continue
+        for name in mechanisms.NAMES:
+            yield from _mechanism(installation, node, name, served.get(name, Mechanism.DEVICES))
+
+
+def _mechanism(installation: Installation, node: Node, name: str, one: Mechanism) -> Iterator[Finding]:
+    where, label = node.metadata.name, mechanisms.label_of(name)
+    asked = name in mechanisms.asked_for(node.metadata.labels)
+    if one is Mechanism.CLAIMS:
+        yield ok("claims", f"{where} serves {name} by claims")
+    elif one is Mechanism.DEVICES and asked and _readable(node):
+        yield warning(
+            "claims",
+            f"{where} has label {label} and serves {name} by devices",
+            "set sharing.claims (agent: claims: true); its event GPUClaimsUnavailable may tell more",
+        )
+    if one not in (Mechanism.TO_CLAIMS, Mechanism.TO_DEVICES):
+        return
+    to, by = ("claims", "devices") if one is Mechanism.TO_CLAIMS else ("devices", "claims")
+    holders = [
+        f"{pod.metadata.namespace}/{pod.metadata.name}"
+        for pod in installation.pods
+        if pod.spec.node_name == where and by == _has_by(pod, name)
+    ]
+    undo = f"kubectl label node {where} {label}{'-' if one is Mechanism.TO_CLAIMS else '=true'}"
+    if holders:
+        yield warning(
+            "claims",
+            f"{where} takes no pods of {name}: it changes to {to} when pods with {by} have ended: {some(holders)}",
+            f"end them, or leave it as it was: {undo}",
+        )
+    else:
+        yield note("claims", f"{where} changes {name} to {to}: nobody holds it, a matter of seconds")
+
+
+def _has_by(pod: Pod, name: str) -> str:
+    """By what a pod that is not over has a name; empty if it has none of it."""
+    if pod.status.phase in kubernetes.FINISHED_PHASES:
+        return ""
+    made = pod.status.extended_resource_claim_status
+    if made is not None and any(one.resource_name == name for one in made.request_mappings):
+        return "claims"
+    containers = (*pod.spec.init_containers, *pod.spec.containers)
+    return "devices" if any(name in one.resources.limits for one in containers) else ""
 
 
 def unit_of(installation: Installation) -> MemoryUnit | None:
@@ -170,16 +227,10 @@ def _readable(node: Node) -> tuple[Gpu, ...]:
         return ()
 
 
-def _is_meant(node: Node) -> bool:
-    labels = node.metadata.labels
-    return (
-        labels.get(gpushare.LABEL_NODE) == "true"
-        or labels.get(keti.LABEL_NODE) == keti.LABEL_NODE_VALUE
-        or labels.get(nvidia.LABEL_PRESENT) == "true"
-    )
-
-
 def _is_offered(node: Node) -> bool:
+    with contextlib.suppress(CodecError):
+        if Mechanism.CLAIMS in mechanisms.decode(node.metadata.annotations).values():
+            return True
     return any(offered(node.status.allocatable, resource) for resource in (*_FAMILIES, shoal.RESOURCE_SLOT))
 
 

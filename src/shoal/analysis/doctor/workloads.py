@@ -142,7 +142,9 @@ def versions(installation: Installation) -> Iterator[Finding]:
 
 
 def _name(one: RawObject) -> str:
-    return str(one["metadata"]["name"])
+    """The name, of Shoal's own workloads by their label: deploy/keti gives them KETI's names."""
+    label = (one["metadata"].get("labels") or {}).get(kubernetes.LABEL_APP)
+    return label if label in (shoal.NAME_AGENT, shoal.NAME_SCHEDULER) else str(one["metadata"]["name"])
 
 
 def _wanted(one: RawObject) -> int:
