@@ -12,7 +12,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: chaos fuzz soak help demo test test-kube kube image lint format proto bench bench-placement lock clean
+.PHONY: chaos faults fuzz soak help demo test test-kube test-page screenshots test-chart test-nfd kube image crds manifests lint format proto bench bench-placement lock clean
 
 help: ## Show this list
 	@awk -F ': ## ' '/^[a-z-]+: ## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,11 +26,29 @@ demo: .venv/.installed
 test: ## Run the tests on every core (ARGS="-k ledger" picks some)
 test: .venv/.installed
 	@echo '#include <stdio.h>' | gcc -E - >/dev/null 2>/dev/null || [ "$$(id -u)" != 0 ] || { $(call debian-packages,gcc libc6-dev); }
-	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $$(($$(nproc) * 2)) --dist worksteal -m "not kube" $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $$(($$(nproc) * 2)) --dist worksteal -m "not kube and not page" $(ARGS)
 
 test-kube: ## Run the suites that need a real Kubernetes, built first if need be (KUBE_VERSION=1.32.2 for another)
 test-kube: kube
-	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $$(($$(nproc) * 2)) --dist loadfile -m kube $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $$(($$(nproc) * 2)) --dist loadfile -m "kube and not page" $(ARGS)
+
+test-page: ## Try the dashboard's page in Debian's Chromium, which is installed as root if need be
+test-page: kube chromium
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n 2 --dist loadfile -m page tests/dashboard/page $(ARGS)
+
+screenshots: ## Take the pictures of docs/images anew, from the running dashboard
+screenshots: .venv/.installed chromium
+	@$(PY) -m tests.dashboard.page.screenshots docs/images
+
+test-chart: ## Install the chart on a real node of the oldest Kubernetes it is for, 1.32.2 (KUBE_VERSION for another)
+test-chart: export KUBE_VERSION := $(or $(KUBE_VERSION),1.32.2)
+test-chart: kube
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -m kube tests/deploy/test_chart_kube.py $(ARGS)
+
+test-nfd: ## Run discovery beside a real nfd-master, built first if need be (3 minutes with Go)
+test-nfd: kube
+	@$(PY) -m tests.testbed.nfd
+	@SHOAL_NFD=1 $(PY) -m pytest tests/discovery/test_nfd_kube.py $(ARGS)
 
 chaos: ## Run 2,000 pods on a real API server while schedulers are killed and connections break (5 minutes)
 chaos: kube
@@ -40,10 +58,14 @@ fuzz: ## Try a million mutants on the scheduler's watch, endpoints and socket, a
 fuzz: .venv/.installed
 	@SHOAL_FUZZ=$${SHOAL_FUZZ:-1000000} $(PY) -m pytest -p no:logging tests/scheduler/test_fuzz.py tests/scheduler/extender/test_flood.py tests/attacks/test_fuzz.py $(ARGS)
 
-soak: ## Try for hours what a change has minutes for: chance 20 times as often, large clusters, make fuzz, make chaos
+faults: ## Live 10,000 random lives of pods in three clusters while everything goes wrong (10 minutes; ARGS for others)
+faults: .venv/.installed
+	@$(PY) -m tests.clusters.fault_run $(or $(ARGS),10000)
+
+soak: ## Try for hours what a change has minutes for: chance 20 times as often, large clusters, fuzz, chaos and faults
 soak: kube
 	@SHOAL_SOAK=$${SHOAL_SOAK:-20} $(MAKE) test test-kube
-	@$(MAKE) fuzz chaos
+	@$(MAKE) fuzz chaos faults
 
 kube: ## Have the programs of a real Kubernetes in the cache (the first time: 15 minutes with Go)
 kube: .venv/.installed
@@ -55,6 +77,14 @@ image: ## Build the OCI image of all services, build/image/*.oci.tar (ARGS="--ar
 image: .venv/.installed
 	@$(call debian-packages,mmdebstrap gcc libc6-dev)
 	@$(PY) -m deploy.image.build $(ARGS)
+
+crds: ## Write the definition of the ClusterPolicy into the chart, from src/shoal/operator/policy.py
+crds: .venv/.installed
+	@$(PY) -m shoal.operator.crd charts/shoal/crds
+
+manifests: ## Write deploy/ from the chart, with the helm of `make kube`
+manifests: kube
+	@$(PY) -m deploy.generate --helm "$$($(PY) -c 'from tests.testbed.binaries import find; print(find("helm"))')"
 
 lint: ## Check style, types and the direction of imports
 lint: .venv/.installed
@@ -81,9 +111,14 @@ bench: $(BENCHES)
 bench-placement: ## Compare the placement policies (TRACES=folder of the openb traces)
 $(sort $(BENCHES) bench-placement): bench-%: bench/bench_%.py .venv/.installed
 	@echo "==> $<"
-	@$(PY) -m bench.bench_$* $(if $(filter %placement.py %simulate.py,$<),$(TRACES_FLAG)) $(ARGS)
+	@$(PY) -m bench.bench_$* $(if $(filter %placement.py %simulate.py %claims.py,$<),$(TRACES_FLAG)) $(ARGS)
 
-bench-agent bench-apiserver bench-discovery bench-scheduler bench-watch: kube
+bench-dashboard_page: chromium
+.PHONY: chromium
+chromium:
+	@$(call debian-packages,chromium)
+
+bench-agent bench-apiserver bench-claims bench-claims_agent bench-clusters bench-discovery bench-operator bench-scheduler bench-watch: kube
 
 UV_VERSION := 0.13.7
 COMPILE = build/uv/bin/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 \

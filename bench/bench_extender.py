@@ -42,6 +42,7 @@ from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.feasibility.tables import ClusterTables
 from shoal.scheduler.metrics import LedgerSource, Metrics
+from shoal.scheduler.offer.holds import OfferHolds
 from shoal.scheduler.reporter import Reporter
 from shoal.scheduler.state.cluster_state import ClusterState
 
@@ -78,6 +79,7 @@ class Bench:
                 nobody, Recorder(nobody, "bench"), now=lambda: datetime.now(UTC), may_write=lambda: False
             ),
             metrics=self.metrics,
+            offer_holds=OfferHolds(self.state, clock=time.monotonic, metrics=self.metrics),
             may_write=lambda: False,
             clock=time.monotonic,
         )

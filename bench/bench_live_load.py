@@ -37,7 +37,7 @@ from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
 from shoal.model.contract.load import ANNOTATION_LOAD, NAMESPACE, CardDigest, LoadDigest, encode_load
 from shoal.model.request import Share
 from shoal.placement.ledger import Booking, Ledger
-from shoal.scheduler.live_load.loads import LiveLoads
+from shoal.scheduler.live_loads import LiveLoads
 
 NODES = 5_000
 DECISIONS = 2_000

@@ -31,7 +31,7 @@ def test_commands_are_there(wheel: zipfile.ZipFile) -> None:
 
 def test_the_demo_has_its_examples(wheel: zipfile.ZipFile) -> None:
     inside = {name.removeprefix("shoal/examples/") for name in wheel.namelist() if name.startswith("shoal/examples/")}
-    assert inside == {path.name for path in (ROOT / "examples").iterdir()}
+    assert inside == {str(path.relative_to(ROOT / "examples")) for path in (ROOT / "examples").rglob("*.*")}
 
 
 def test_the_embedded_server_has_its_policies(wheel: zipfile.ZipFile, tmp_path: Path) -> None:

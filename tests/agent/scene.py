@@ -80,12 +80,13 @@ class Scene:
         self.specs = CdiSpecs(paths)
         check = StartCheck(self.pods, self.specs, unit=UNIT, limits=NO_LIMITS, isolated=lambda: True)
         decisions = Decisions(client, self.pods, self.checkpoint, unit=UNIT, chooses=True, now_ns=time.time_ns)
+        pod_resources = PodResourcesClient(paths.pod_resources)
         self.calls = DevicePluginCalls(
             recorder,
             self.pods,
             self.specs,
             self.checkpoint,
-            PodResourcesClient(paths.pod_resources),
+            pod_resources,
             check,
             decisions,
             MatchByAmount(client, self.pods, self.checkpoint, check, decisions, by_mounts=False, clock=time.monotonic),
@@ -93,7 +94,12 @@ class Scene:
             strategy=DeviceListStrategy.CDI_CRI,
             nonce=lambda: "0",
         )
-        self.serving = DevicePlugins(paths, allocate=self.calls.allocate, pre_start=self.calls.pre_start)
+        self.serving = DevicePlugins(
+            paths,
+            allocate=self.calls.allocate,
+            pre_start=self.calls.pre_start,
+            let_go=pod_resources.wait_let_go,
+        )
         self.follow = Reconciler(
             config,
             self.pods,

@@ -245,6 +245,11 @@ def test_mig_partitions_by_profile(new_lab: NewLab, tmp_path: Path, strategy: st
     assert len(set(seen.values())) == 3
 
 
+def test_mig_partitions_by_the_agents_own_setting(new_lab: NewLab):
+    lab = new_lab([CUT, {"model": "A30"}], migStrategy="mixed")
+    wait_for(lambda: (lab.allocatable(SMALL), lab.allocatable(LARGE)) == (2, 1), "with partitions")
+
+
 def test_mig_partitions_under_the_name_of_cards_and_sliced(new_lab: NewLab, tmp_path: Path):
     text = replicas(2) + "flags: {migStrategy: single}\n"
     cards = [{"model": "A30", "count": 2, "mig": ["1g.6gb", "1g.6gb"]}]

@@ -19,7 +19,7 @@ from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
 from shoal.kube.resources import LEASES
 from shoal.metrics import history_wire as wire
-from shoal.metrics.history_lease import announce, lease_name
+from shoal.metrics.history_lease import announce
 from shoal.metrics.history_tls import OwnHistoryTls
 from shoal.metrics.history_wire import Announcement
 from tests.kube.waiting import until
@@ -42,7 +42,7 @@ async def api(tmp_path: Path) -> AsyncIterator[EmbeddedApi]:
 @pytest.fixture
 async def client(api: EmbeddedApi) -> AsyncIterator[Client]:
     async with Client(load_kubeconfig([api.kubeconfig()], environ={}, explicit=True)) as client:
-        await apply(client, "viewer.yaml")
+        await apply(client, "metrics/history.yaml")
         yield client
 
 
@@ -161,17 +161,16 @@ async def test_so_many_are_asked_at_once(client: Client) -> None:
 async def test_leases_that_lie_are_not_believed(client: Client) -> None:
     """In another's name, of another namespace, or no announcement at all."""
     async with hostile(client, "n1") as bad:
-        lease = await client.get(LEASES, lease_name("n1"), namespace=wire.NAMESPACE)
+        lease = await client.get(LEASES, "n1", namespace=wire.NAMESPACE)
         told = lease.metadata.annotations[wire.ANNOTATION]
-        await client.delete(LEASES, lease_name("n1"), namespace=wire.NAMESPACE)
-        labels = {wire.LEASE_LABEL: "true"}
+        await client.delete(LEASES, "n1", namespace=wire.NAMESPACE)
         for namespace, name, text in (
-            ("kube-system", "shoal-history-n2", told),
-            ("default", "shoal-history-n1", told),
-            ("kube-system", "shoal-history-n1", "{"),
+            (wire.NAMESPACE, "n2", told),
+            ("default", "n1", told),
+            (wire.NAMESPACE, "n1", "{"),
         ):
-            meta = {"name": name, "namespace": namespace, "labels": labels, "annotations": {wire.ANNOTATION: text}}
-            await client.create(LEASES.raw, {"metadata": meta})
+            meta = {"name": name, "namespace": namespace, "annotations": {wire.ANNOTATION: text}}
+            await client.create(LEASES.raw, {"metadata": meta, "spec": {"holderIdentity": name}})
         with pytest.raises(NotMeasuredError, match="no collector has said where it answers"):
             await Collectors(client).snapshots(["n1"])
         assert bad.tokens == []

@@ -14,8 +14,8 @@ from shoal.analysis.doctor.findings import Finding, Level, some
 from shoal.analysis.doctor.installation import Installation
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.others import Lease
-from shoal.kube.objects.pod import Pod
-from shoal.model.contract import decisions, gpushare, shoal
+from shoal.kube.objects.pod import ContainerExtendedResourceRequest, Pod, PodExtendedResourceClaimStatus
+from shoal.model.contract import decisions, gpushare, keti, mechanisms, shoal
 from tests.testbed.fake_nodes import node
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
@@ -97,6 +97,7 @@ POLICIES = (
 SOUND = Installation(
     version="v1.36.3",
     now=NOW,
+    namespace="kube-system",
     nodes=[made("n1"), made("n2")],
     pods=[placed("a", "n1", 3)],
     daemon_sets=[workload(shoal.NAME_AGENT, desiredNumberScheduled=2, numberReady=2)],
@@ -120,6 +121,24 @@ def test_a_sound_cluster_has_nothing_wrong() -> None:
         *("kubernetes", "clocks", "cards", "unit", "cdi"),
         *("agent", "scheduler", "rights", "versions", "admission", "pods"),
     }
+
+
+def served(name: str, resource: str, mechanism: str, *, asked: bool = False) -> Node:
+    """A node that says by which mechanism it serves a name."""
+    labels = {mechanisms.label_of(resource): "true"} if asked else {}
+    return made(name, annotations={mechanisms.ANNOTATION_MECHANISMS: f'{{"{resource}": "{mechanism}"}}'}, labels=labels)
+
+
+def by_claim(name: str) -> Pod:
+    """A pod on n1 that has its memory by a claim."""
+    found = pod(name, on="n1", units=3)
+    mapping = ContainerExtendedResourceRequest(
+        container_name="main", resource_name=gpushare.RESOURCE_MEMORY, request_name="container-0-request-0"
+    )
+    made = PodExtendedResourceClaimStatus(resource_claim_name="made", request_mappings=(mapping,))
+    return msgspec.structs.replace(
+        found, status=msgspec.structs.replace(found.status, extended_resource_claim_status=made)
+    )
 
 
 MIB = {gpushare.RESOURCE_MEMORY: "32768"}
@@ -264,6 +283,21 @@ WRONG: tuple[tuple[str, dict[str, Any], str, Level, str], ...] = (
         {"pods": [claimant("idle", "n1")]},
         *("pods", Level.WARNING, "default/idle: a record of cards, and no request for any"),
     ),
+    (
+        "held up on its way to claims",
+        {"nodes": [served("n1", gpushare.RESOURCE_MEMORY, "to-claims")], "pods": [placed("a", "n1", 3), by_claim("b")]},
+        *("claims", Level.WARNING, "changes to claims when pods with devices have ended: default/a"),
+    ),
+    (
+        "held up on its way back",
+        {"nodes": [served("n1", gpushare.RESOURCE_MEMORY, "to-devices")], "pods": [by_claim("b")]},
+        *("claims", Level.WARNING, "changes to devices when pods with claims have ended: default/b"),
+    ),
+    (
+        "asked for claims in vain",
+        {"nodes": [served("n1", "nvidia.com/gpu", "devices", asked=True)], "pods": []},
+        *("claims", Level.WARNING, "has label claims.shoal.dev/nvidia.com_gpu and serves nvidia.com/gpu by devices"),
+    ),
     ("wrong index", {"pods": [placed("a", "n1", 3, 7)]}, "pods", Level.FAILED, "cannot be read: default/a"),
 )
 
@@ -300,6 +334,32 @@ def test_leases_of_one_renewal_period_agree(ages: tuple[float, ...]) -> None:
     names = [f"n{number}" for number in range(len(ages))]
     leases = [lease(name, ago=ago) for name, ago in zip(names, ages, strict=True)]
     assert bad(replace(SOUND, nodes=[made(name) for name in names], node_leases=leases, pods=[])) == []
+
+
+def test_workloads_with_ketis_names_are_known_by_their_labels() -> None:
+    """As deploy/keti has them."""
+
+    def renamed(one: dict[str, Any], name: str) -> dict[str, Any]:
+        labels = {"app.kubernetes.io/name": one["metadata"]["name"]}
+        return {**one, "metadata": {**one["metadata"], "name": name, "labels": labels}}
+
+    assert SOUND.daemon_sets
+    assert SOUND.deployments
+    keti_named = replace(
+        SOUND,
+        daemon_sets=[renamed(SOUND.daemon_sets[0], keti.PLUGIN_DAEMONSET)],
+        deployments=[renamed(SOUND.deployments[0], keti.SCHEDULER_DEPLOYMENT)],
+    )
+    assert list(examine(keti_named)) == list(examine(SOUND))
+
+
+def test_names_by_claims_are_no_fault() -> None:
+    """Though kubelet counts no devices then."""
+    names = ", ".join(f'"{name}": "claims"' for name in NO_DEVICES)
+    node = made("n1", annotations={mechanisms.ANNOTATION_MECHANISMS: f"{{{names}}}"}, allocatable=NO_DEVICES)
+    sound = replace(SOUND, nodes=[node, made("n2")], pods=[by_claim("b")])
+    assert bad(sound) == []
+    assert sum(one.check == "claims" for one in examine(sound)) == len(NO_DEVICES)
 
 
 def test_a_young_pod_is_not_lost_yet() -> None:

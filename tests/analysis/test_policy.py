@@ -162,7 +162,7 @@ def test_what_came_one_after_another_comes_the_same_way_again(shorts: list[dict[
 
 
 def settings_map(text: str) -> ConfigMap:
-    return ConfigMap(metadata=ObjectMeta(namespace=CONFIGMAP[0], name=CONFIGMAP[1]), data={"scheduler.yaml": text})
+    return ConfigMap(metadata=ObjectMeta(namespace="gpu-operator", name=CONFIGMAP), data={"scheduler.yaml": text})
 
 
 def node(gpus: int, *, mib: bool) -> Node:
@@ -173,7 +173,7 @@ def test_the_schedulers_configmap_comes_first(packed: Small) -> None:
     text = "{memoryUnit: MiB, policy: spread, schedulerNames: [mine], clusterName: east, port: 12345}"
     known, problems = settings_of(packed.snapshot.nodes, packed.snapshot.pods, settings_map(text))
     assert (known.memory_unit, known.policy, known.cluster_name) == (MemoryUnit.MIB, "spread", "east")
-    assert known.policy_from == "ConfigMap kube-system/shoal-scheduler"
+    assert known.policy_from == "ConfigMap gpu-operator/shoal-scheduler"
     assert "mine" in known.scheduler_names
     assert problems == []
 
@@ -183,7 +183,7 @@ def test_settings_that_cannot_be_read_are_told_and_do_not_count(packed: Small, t
     known, problems = settings_of(packed.snapshot.nodes, packed.snapshot.pods, settings_map(text))
     assert known.policy == "binpack"
     assert len(problems) == 1
-    assert "the settings in ConfigMap kube-system/shoal-scheduler cannot be read" in problems[0]
+    assert "the settings in ConfigMap gpu-operator/shoal-scheduler cannot be read" in problems[0]
 
 
 def test_without_it_the_newest_decision_and_the_nodes_tell(packed: Small) -> None:

@@ -11,7 +11,9 @@ from tests.suites.scheduling import shorthand
 from tests.suites.scheduling.cluster import Cluster
 from tests.testbed.control_plane import ControlPlane
 
-VIEWER = Path(__file__).parents[2] / "deploy" / "rbac" / "viewer.yaml"
+DEPLOY = Path(__file__).parents[2] / "deploy"
+VIEWER = DEPLOY / "rbac" / "viewer.yaml"
+COLLECTORS = DEPLOY / "metrics" / "history.yaml"
 ONLY_LISTS = """
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -42,7 +44,7 @@ def test_a_viewer_lacks_the_lists_of_sick_cards_alone(plane: ControlPlane, tmp_p
 
 
 def test_every_command_runs_with_the_rights_of_a_viewer(plane: ControlPlane, tmp_path: Path) -> None:
-    plane.api.kubectl("apply", "-f", str(VIEWER))
+    plane.api.kubectl("apply", "-f", str(VIEWER), "-f", str(COLLECTORS))
     cluster = Cluster(plane.api, f"viewed-{uuid.uuid4().hex[:6]}")
     cluster.create({"kind": "Node", **shorthand.node("viewed", {"gpus": 1}, mib=False)})
     cluster.create(shorthand.pod("viewed", {"mem": 1}))

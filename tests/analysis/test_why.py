@@ -197,6 +197,10 @@ GROUP = {"shoal.dev/pod-group": "g", "shoal.dev/pod-group-min": "3"}
             "It fits now, and would go where it is best:\n\nNODE   CARDS   SCORE\nn1     GPU0    -0.8500   best",
         ),
         ({"mem": 100}, "With 16384 MiB per card or less it would fit now."),
+        (
+            {"mem": 4, "annotations": {"shoal.dev/dispatch": '{"attempt":1,"cluster":"west"}'}},
+            "default/p was sent to cluster west.\nIt asks for 4096 MiB of 1 card.\n`shoal clusters explain`",
+        ),
         ({"gpu": 4}, "No pod's leaving would help: it takes another node, or another request."),
     ],
 )

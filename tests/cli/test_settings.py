@@ -51,6 +51,8 @@ policyNamespaces: [elsewhere]
 election: {enabled: false, namespace: there, name: lease}
 liveLoad: {source: prometheus, ttlSeconds: 60, toleratedMib: 1, url: "http://p:9090", intervalSeconds: 2,
   timeoutSeconds: 3, caFile: /ca.pem, authorizationFile: /token, matchers: 'job="a",cluster=~"b|c"', database: db}
+offer: {enabled: true, host: 10.0.0.3, port: 8, audience: shoal}
+claims: true
 offerAllUpTo: 8
 binds: 9
 eventsPerSecond: 10.5
@@ -63,7 +65,7 @@ def test_every_setting_of_the_scheduler_can_be_written(tmp_path: Path) -> None:
         given = getattr(config, name)
         assert given != getattr(default, name), f"{name} is not in the file of this test"
         assert isinstance(given, type(getattr(default, name))) or name == "tls"
-    sections = ("limits", "election", "live_load")
+    sections = ("limits", "election", "live_load", "offer")
     for section, plain in ((getattr(config, name), getattr(default, name)) for name in sections):
         for name in section.__struct_fields__:
             assert getattr(section, name) != getattr(plain, name), name

@@ -39,6 +39,8 @@ async def test_cluster_serves_and_ends_cleanly() -> None:
             log = await client.log("p", namespace="default")
             assert "ALIYUN_COM_GPU_MEM_CONTAINER=3" in log
             assert re.search(r"NVIDIA_VISIBLE_DEVICES=GPU-[0-9a-f-]+\n", log)
+            async with Reflector(client, NODES) as nodes:
+                await until(lambda: _labelled(nodes, "Tesla-T4") == 2, "labelled with what the nodes have")
         directory = Path(re.findall(r"KUBECONFIG=(\S+)", said)[0]).parents[2]
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate()
@@ -72,6 +74,14 @@ async def test_the_cluster_file_of_the_examples() -> None:
             }
 
 
+def _labelled(nodes: Reflector[Node], product: str) -> int:
+    """How many nodes say that they have such cards."""
+    labels = [node.metadata.labels for node in nodes.store]
+    return sum(
+        one.get("nvidia.com/gpu.product") == product and one["nvidia.com/gpu.present"] == "true" for one in labels
+    )
+
+
 def _whole(nodes: Reflector[Node], name: str) -> object:
     """How many whole cards a node offers."""
     found = (node.status.allocatable for node in nodes.store if node.metadata.name == name)
@@ -80,7 +90,11 @@ def _whole(nodes: Reflector[Node], name: str) -> object:
 
 async def test_two_clusters_know_nothing_of_each_other() -> None:
     with running("--clusters", "2", "--nodes", "1", "--gpus", "1xT4") as (_, said):
-        one, other = clients(said)
+        path = Path(re.findall(r"KUBECONFIG=(\S+)", said)[-1])
+        one, other = (
+            Client(load_kubeconfig([path], environ={}, explicit=True, context=name))
+            for name in ("cluster1", "cluster2")
+        )
         async with one, other:
             namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "only-here"}}
             await one.request("POST", "/api/v1/namespaces", body=namespace)

@@ -57,7 +57,18 @@ async def quiet(site: Site, name: str, seconds: float = 2.5) -> None:
     """Nothing is written for a while."""
     before = await site.node(name)
     await asyncio.sleep(seconds)
-    assert (await site.node(name)).metadata.resource_version == before.metadata.resource_version
+    after = await site.node(name)
+    assert after.metadata.resource_version == before.metadata.resource_version, (before, after)
+
+
+async def comes_to_rest(site: Site, name: str, seconds: float) -> None:
+    """Writers that may still be at it, the cluster's own among them, come to an end; those that fight never do."""
+    for _ in range(5):
+        before = await site.node(name)
+        await asyncio.sleep(seconds)
+        if (await site.node(name)).metadata.resource_version == before.metadata.resource_version:
+            return
+    await quiet(site, name, seconds)
 
 
 async def a_machine_is_labelled_and_stays_so(site: Site) -> None:

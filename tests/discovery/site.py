@@ -68,11 +68,7 @@ class Site:
         """Create accounts, rights and fences, and wait until the fences hold."""
         for name in ("rbac.yaml", "own-node.yaml"):
             for document in yaml.safe_load_all((DEPLOY / name).read_text()):
-                kind = document["kind"]
-                group, version, plural = _PLURALS[kind]
-                resource = Resource(group, version, plural, kind, dict[str, Any], kind in _NAMESPACED, whole=True)
-                namespace = SYSTEM if kind in _NAMESPACED else ""
-                await self.client.apply(resource, document, namespace=namespace, field_manager="test")
+                await self.apply(document)
         probe = await self.new_node()
         leader, worker = await self.as_leader(), await self.as_worker(probe)
 
@@ -86,6 +82,14 @@ class Site:
 
         await eventually(refused, "the fences in force")
         await self.client.delete(NODES, probe)
+
+    async def apply(self, document: dict[str, Any]) -> None:
+        """Have an account, a right or a fence."""
+        kind = document["kind"]
+        group, version, plural = _PLURALS[kind]
+        resource = Resource(group, version, plural, kind, dict[str, Any], kind in _NAMESPACED, whole=True)
+        namespace = SYSTEM if kind in _NAMESPACED else ""
+        await self.client.apply(resource, document, namespace=namespace, field_manager="test")
 
     async def new_node(self, labels: Mapping[str, str] | None = None) -> str:
         """Make a node; the pod of a worker is on it."""
@@ -133,22 +137,43 @@ class Site:
                 return error.message
         return ""
 
+    async def refusal_of_status(self, access: Access, name: str) -> str:
+        """What somebody is told who may not write a node's status; empty if it was written."""
+        async with Client(access) as client:
+            try:
+                await client.patch(NODES, name, {"status": {"capacity": {"x.org/y": "1"}}}, subresource="status")
+            except (ForbiddenError, InvalidError) as error:
+                return error.message
+        return ""
+
+    async def forget(self, name: str) -> None:
+        """Delete a node that somebody else made."""
+        await self.client.delete(NODES, name)
+
+    async def as_account(self, account: str) -> Access:
+        """Who has a token of an account that is bound to no pod."""
+        return await self._as(account)
+
     async def as_leader(self) -> Access:
         """Who the leader is."""
         return await self._as(NAME_LEADER)
 
     async def as_worker(self, node: str) -> Access:
-        """Who the worker of a node is: its token is bound to a pod there."""
+        """Who the worker of a node is."""
+        return await self.as_pod_of(NAME_WORKER, node)
+
+    async def as_pod_of(self, account: str, node: str) -> Access:
+        """Who a pod of an account is: its token is bound to a pod on that node."""
         spec = {
             "nodeName": node,
-            "serviceAccountName": NAME_WORKER,
+            "serviceAccountName": account,
             "automountServiceAccountToken": False,
             "containers": [{"name": "c", "image": "shoal.test/none:1"}],
         }
         name = f"worker-{uuid.uuid4().hex[:8]}"
         pod = await self.client.create(PODS.raw, {"metadata": {"name": name}, "spec": spec}, namespace=SYSTEM)
         bound = {"kind": "Pod", "apiVersion": "v1", "name": name, "uid": pod["metadata"]["uid"]}
-        return await self._as(NAME_WORKER, bound)
+        return await self._as(account, bound)
 
     async def _as(self, account: str, bound: dict[str, str] | None = None) -> Access:
         path = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/{account}/token"

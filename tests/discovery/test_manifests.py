@@ -12,7 +12,7 @@ import yaml
 from shoal import __version__
 from shoal.cli.settings import load
 from shoal.discovery.config import DiscoveryConfig
-from shoal.model.contract import discovery, gpushare, nvidia
+from shoal.model.contract import discovery, gpushare, nvidia, shoal
 from tests.testbed.apiserver import ApiServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "discovery"
@@ -67,6 +67,15 @@ def test_names_are_those_of_the_code() -> None:
     assert f":{discovery.NAME_LEADER}'" in str(one("ValidatingAdmissionPolicy", "shoal-discovery-labels"))
     lease = one("Role", "shoal-discovery")["rules"][1]
     assert lease["resourceNames"] == [DiscoveryConfig().lease_name]
+
+
+def test_probes_ask_the_port_that_is_served() -> None:
+    for pod in pods().values():
+        (container,) = pod["containers"]
+        (port,) = container["ports"]
+        assert f"--port={port['containerPort']}" in container["args"]
+        for probe, path in (("livenessProbe", shoal.PATH_HEALTH), ("readinessProbe", shoal.PATH_READY)):
+            assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
 
 
 def test_a_node_has_one_worker_whatever_its_label_says() -> None:

@@ -9,7 +9,7 @@ import pytest
 from shoal.embedded.access.authorization import Asked, allows, asked
 from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.errors import ApiStatus
-from shoal.embedded.kinds import PODS, SERVICE_ACCOUNTS
+from shoal.embedded.kinds import PODS, SECRETS, SERVICE_ACCOUNTS
 from tests.embedded.kubectl import kubectl, program  # noqa: F401 - a fixture
 
 
@@ -57,6 +57,17 @@ def test_a_token_ends_with_its_time_and_its_pod(tmp_path: Path) -> None:
     assert tokens.user(of_pod) is not None
     api.registry.remove(PODS, pod, pod)
     assert tokens.user(of_pod) is None
+
+
+def test_a_token_ends_with_its_secret(tmp_path: Path) -> None:
+    api = EmbeddedApi(tmp_path)
+    tokens = api.gate.tokens
+    secret = api.registry.create(SECRETS, "default", {"metadata": {"name": "s"}})
+    bound = {"kind": "Secret", "apiVersion": "v1", "name": "s"}
+    token = tokens.request("default", "default", {"spec": {"boundObjectRef": bound}})["status"]["token"]
+    assert tokens.user(token) is not None
+    api.registry.remove(SECRETS, secret, secret)
+    assert tokens.user(token) is None
 
 
 @pytest.mark.parametrize(

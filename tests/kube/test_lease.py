@@ -260,3 +260,8 @@ async def test_leading_ends_by_the_clock_alone(client: Client, namespace: str) -
 def test_terms_that_cannot_hold(terms: tuple[float, float, float]) -> None:
     with pytest.raises(KubeError, match="correct the terms"):
         Terms(*terms)
+
+
+def test_terms_are_scaled_to_a_lease() -> None:
+    assert Terms.lasting(15) == Terms()
+    assert Terms.lasting(3) == Terms(duration=3.0, renew_deadline=2.0, retry=0.4)

@@ -172,7 +172,7 @@ def test_an_error_line_is_raised_as_what_it_tells(order: tuple[str, str]) -> Non
 def test_unknown_fields_go_and_known_ones_stay() -> None:
     content = {
         "metadata": {"name": "p", "managedFields": [{"manager": "x"}], "creationTimestamp": None},
-        "spec": {"affinity": {"nodeAffinity": {"a": [1]}}, "volumes": [{"name": "v", "emptyDir": {}}], "nodeName": "n"},
+        "spec": {"affinity": {"nodeAffinity": {"a": [1]}}, "volumes": [{"name": "v", "hostPath": {}}], "nodeName": "n"},
         "status": {
             "podIP": "10.0.0.1",
             "startTime": "2026-01-01T00:00:00Z",

@@ -205,6 +205,27 @@ async def test_outlasts_a_server_that_is_away(apiserver: ApiServer, namespace: s
                 assert reflector.last_error is None
 
 
+async def test_a_server_that_is_back_with_no_news_is_no_failure(
+    apiserver: ApiServer, namespace: str, client: Client
+) -> None:
+    await client.create(CONFIG_MAPS, config_map("a", namespace))
+    async with Relay(apiserver.port) as relay:
+        access = replace(access_of(apiserver.kubeconfig()), server=f"https://127.0.0.1:{relay.port}")
+        async with Client(access) as far:
+            # A watch that nobody ends and in which nothing is said.
+            pace = replace(PACE, watch=3000, silence=3000)
+            async with Reflector(far, CONFIG_MAPS, namespace=namespace, pace=pace) as reflector:
+                await synced(reflector)
+                await relay.block()
+                await until(lambda: reflector.counters.errors >= 2, "it fails")
+                assert reflector.last_error is not None
+                relay.unblock()
+                bookmarks = reflector.counters.bookmarks
+                await until(lambda: reflector.last_error is None, "the watch is taken")
+                counters = reflector.counters
+                assert (counters.events, counters.bookmarks, counters.lists) == (0, bookmarks, 1)
+
+
 async def test_outlasts_missing_rights(apiserver: ApiServer, namespace: str) -> None:
     user = f"user-{namespace}"
     async with Client(access_of(apiserver.kubeconfig(user))) as client:

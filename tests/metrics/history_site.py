@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -19,13 +20,12 @@ from shoal.kube.client import Client
 from shoal.kube.errors import AlreadyExistsError
 from shoal.kube.resources import LEASES, NAMESPACES
 from shoal.metrics import history_wire as wire
-from shoal.metrics.history_lease import lease_name
 from shoal.metrics.history_server import BOUNDS, HistoryServer, HistorySettings
 from shoal.metrics.history_wire import Announcement
 from shoal.metrics.snapshot import LatestSnapshot, Snapshot
 from tests.kube.waiting import until
 
-RBAC = Path(__file__).parents[2] / "deploy" / "rbac"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 class ManualTime:
@@ -93,7 +93,7 @@ async def served(
     task = asyncio.create_task(server.run(latest))
     try:
         await until(lambda: server.announced or task.done(), "announced")
-        lease = await (reader or client).get(LEASES, lease_name(node), namespace=wire.NAMESPACE)
+        lease = await (reader or client).get(LEASES, node, namespace=wire.NAMESPACE)
         told = msgspec.json.decode(lease.metadata.annotations[wire.ANNOTATION], type=Announcement)
 
         def made(address: aiohttp.AddrInfoType) -> socket.socket:
@@ -109,8 +109,8 @@ async def served(
 
 
 async def apply(client: Client, manifest: str) -> None:
-    """Make the objects of a manifest of `deploy/rbac`, and the namespaces they are in."""
-    for obj in yaml.safe_load_all((RBAC / manifest).read_text()):
+    """Make the objects of a manifest of `deploy`, and the namespaces they are in."""
+    for obj in yaml.safe_load_all((DEPLOY / manifest).read_text()):
         group, _, version = obj["apiVersion"].rpartition("/")
         root = f"/apis/{group}/{version}" if group else f"/api/{version}"
         namespace = obj["metadata"].get("namespace", "")
@@ -118,8 +118,9 @@ async def apply(client: Client, manifest: str) -> None:
             with contextlib.suppress(AlreadyExistsError):
                 await client.create(NAMESPACES.raw, {"metadata": {"name": namespace}})
         where = f"/namespaces/{namespace}" if namespace else ""
+        plural = re.sub("y$", "ie", obj["kind"].lower()) + "s"
         with contextlib.suppress(AlreadyExistsError):
-            await client.request("POST", f"{root}{where}/{obj['kind'].lower()}s", body=obj)
+            await client.request("POST", f"{root}{where}/{plural}", body=obj)
 
 
 _LIVES = itertools.count(600)

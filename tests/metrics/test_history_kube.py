@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from shoal.kube import reviews
 from shoal.kube.access.credentials import Inline, StoredCredential
 from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
 from shoal.kube.errors import ForbiddenError, InvalidError
 from shoal.kube.resources import LEASES
-from shoal.metrics import history_access
 from shoal.metrics import history_wire as wire
-from shoal.metrics.history_lease import announce, lease_name
+from shoal.metrics.history_lease import announce
 from shoal.metrics.history_wire import Announcement
 from tests.metrics.history_site import HistorySite, served, token_of
 from tests.metrics.snapshots import GIB, card, container, snapshot
@@ -78,14 +78,14 @@ def pods(answer: dict[str, Any]) -> list[str]:
 
 
 async def test_a_collector_tells_of_its_own_node_alone(collector: Client, admin: Client, site: HistorySite) -> None:
-    lease = await admin.get(LEASES, lease_name("n1"), namespace=wire.NAMESPACE)
+    lease = await admin.get(LEASES, "n1", namespace=wire.NAMESPACE)
     assert [owner.name for owner in lease.metadata.owner_references] == ["n1"], "it goes with its node"
     other = Announcement(node="n2", host="192.0.2.1", port=1, authority="x")
     refused = ""
     while "its own node only" not in refused:  # policies are in force some time after they are made
         try:
             await announce(collector, other, namespace=wire.NAMESPACE)
-            await admin.delete(LEASES, lease_name("n2"), namespace=wire.NAMESPACE)
+            await admin.delete(LEASES, "n2", namespace=wire.NAMESPACE)
         except InvalidError as error:
             refused = str(error)
         await asyncio.sleep(0.1)
@@ -99,12 +99,12 @@ def replace_node(announcement: Announcement, node: str) -> Announcement:
 
 
 async def test_callers_are_known_by_their_tokens_and_rights(admin: Client, site: HistorySite) -> None:
-    status, answer = await site.ask(wire.PATH_SNAPSHOT, await token_of(admin, "kube-system"))
+    status, answer = await site.ask(wire.PATH_SNAPSHOT, await token_of(admin, wire.NAMESPACE))
     assert (status, pods(answer)) == (200, ["team/a", "other/b"])
     status, answer = await site.ask(wire.PATH_SNAPSHOT, await token_of(admin, "team"), header=wire.TOKEN_HEADER)
     assert (status, pods(answer)) == (200, ["team/a"])
     assert "usedBytes" not in answer["cards"][0]
-    for token in (await token_of(admin, "kube-system", ""), await token_of(admin, "team", "elsewhere"), "forged"):
+    for token in (await token_of(admin, wire.NAMESPACE, ""), await token_of(admin, "team", "elsewhere"), "forged"):
         assert (await site.ask(wire.PATH_SNAPSHOT, token))[0] == 401
 
 
@@ -124,14 +124,14 @@ async def test_who_may_view_a_namespace_may_see_what_its_pods_use(
 
 
 async def test_a_revoked_token_ends_within_a_minute(installed: ApiServer, admin: Client, site: HistorySite) -> None:
-    token = await token_of(admin, "kube-system")
+    token = await token_of(admin, wire.NAMESPACE)
     assert (await site.ask(wire.PATH_SNAPSHOT, token))[0] == 200
-    installed.kubectl("delete", "serviceaccount", wire.VIEWER_ACCOUNT, "-n", "kube-system")
+    installed.kubectl("delete", "serviceaccount", wire.VIEWER_ACCOUNT, "-n", wire.NAMESPACE)
     assert (await site.ask(wire.PATH_SNAPSHOT, token))[0] == 200, "remembered"
     status = 200
     while status == 200:  # the API server itself remembers tokens for some seconds
-        site.clock.now += history_access.REMEMBERED_SECONDS
+        site.clock.now += reviews.REMEMBERED_SECONDS
         status, _ = await site.ask(wire.PATH_SNAPSHOT, token)
         await asyncio.sleep(0.1)
     assert status == 401
-    installed.kubectl("apply", "-f", str(DEPLOY / "rbac" / "viewer.yaml"))
+    installed.kubectl("apply", "-f", str(DEPLOY / "metrics" / "history.yaml"))

@@ -13,9 +13,10 @@ import pytest
 
 from shoal.embedded.app import EmbeddedApi
 from shoal.http.server import Bounds
+from shoal.kube import reviews
 from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
-from shoal.metrics import history_access, history_server
+from shoal.metrics import history_server
 from shoal.metrics import history_wire as wire
 from shoal.metrics.history import HistoryWriter
 from shoal.metrics.history_points import NAMES, points
@@ -38,7 +39,7 @@ async def api(tmp_path: Path) -> AsyncIterator[EmbeddedApi]:
 @pytest.fixture
 async def client(api: EmbeddedApi) -> AsyncIterator[Client]:
     async with Client(load_kubeconfig([api.kubeconfig()], environ={}, explicit=True)) as client:
-        for name in ("viewer.yaml", "namespace-viewer.yaml"):
+        for name in ("metrics/history.yaml", "rbac/namespace-viewer.yaml"):
             await apply(client, name)
         yield client
 
@@ -68,7 +69,7 @@ def pods(answer: dict[str, Any]) -> list[str]:
 
 
 async def test_the_documented_viewer_sees_everything(client: Client, site: HistorySite) -> None:
-    status, answer = await site.ask(wire.PATH_SNAPSHOT, await token_of(client, "kube-system"))
+    status, answer = await site.ask(wire.PATH_SNAPSHOT, await token_of(client, wire.NAMESPACE))
     assert status == 200
     assert pods(answer) == ["team/a", "other/b"]
     first, second = answer["cards"]
@@ -116,7 +117,7 @@ async def test_cards_without_the_pods_of_others(client: Client, site: HistorySit
 
 
 async def test_both_headers_are_checked_alike(client: Client, site: HistorySite) -> None:
-    token = await token_of(client, "kube-system")
+    token = await token_of(client, wire.NAMESPACE)
     assert (await site.ask(wire.PATH_SNAPSHOT, token, header=wire.TOKEN_HEADER))[0] == 200
     assert (await site.ask(wire.PATH_SNAPSHOT, token + "x", header=wire.TOKEN_HEADER))[0] == 401
     assert (await site.ask(wire.PATH_SNAPSHOT, token + "x"))[0] == 401
@@ -126,7 +127,7 @@ async def test_other_tokens_are_not_taken(api: EmbeddedApi, client: Client, site
     """A token for the API server is worth more than history, and must not be shown to nodes."""
     for token in (
         api.token,
-        await token_of(client, "kube-system", ""),
+        await token_of(client, wire.NAMESPACE, ""),
         await token_of(client, "team", "elsewhere"),
         "",
     ):
@@ -146,13 +147,13 @@ async def test_an_account_without_rights_sees_nothing(client: Client, site: Hist
 
 
 async def test_a_revoked_token_and_a_revoked_right_end_within_a_minute(client: Client, site: HistorySite) -> None:
-    token, teams = await token_of(client, "kube-system"), await token_of(client, "team")
+    token, teams = await token_of(client, wire.NAMESPACE), await token_of(client, "team")
     assert (await site.ask(wire.PATH_SNAPSHOT, token))[0] == 200
     assert pods((await site.ask(wire.PATH_SNAPSHOT, teams))[1]) == ["team/a"]
-    await client.request("DELETE", f"/api/v1/namespaces/kube-system/serviceaccounts/{wire.VIEWER_ACCOUNT}")
+    await client.request("DELETE", f"/api/v1/namespaces/{wire.NAMESPACE}/serviceaccounts/{wire.VIEWER_ACCOUNT}")
     rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/team/rolebindings"
     await client.request("DELETE", f"{rbac}/{wire.VIEWER_ACCOUNT}")
-    site.clock.now += history_access.REMEMBERED_SECONDS - 1
+    site.clock.now += reviews.REMEMBERED_SECONDS - 1
     assert (await site.ask(wire.PATH_SNAPSHOT, token))[0] == 200, "remembered, for less than a minute"
     site.clock.now += 1
     assert (await site.ask(wire.PATH_SNAPSHOT, token))[0] == 401
@@ -162,7 +163,7 @@ async def test_a_revoked_token_and_a_revoked_right_end_within_a_minute(client: C
 async def test_nobody_is_let_in_while_the_api_server_is_away(
     client: Client, api: EmbeddedApi, site: HistorySite
 ) -> None:
-    known, new = await token_of(client, "kube-system"), await token_of(client, "kube-system")
+    known, new = await token_of(client, wire.NAMESPACE), await token_of(client, wire.NAMESPACE)
     assert (await site.ask(wire.PATH_SNAPSHOT, known))[0] == 200
     await api.__aexit__(None, None, None)
     assert (await site.ask(wire.PATH_SNAPSHOT, known))[0] == 200
@@ -174,7 +175,7 @@ async def test_nobody_is_let_in_while_the_api_server_is_away(
 
 
 async def test_history_by_steps(client: Client, site: HistorySite) -> None:
-    token = await token_of(client, "kube-system")
+    token = await token_of(client, wire.NAMESPACE)
     since, until_ = str(1e6 - 600), str(1e6)
     _, answer = await site.ask(wire.PATH_HISTORY, token, since=since, until=until_, step="20", series="used_bytes")
     used = {(one["card"], one.get("pod", "")): one["values"] for one in answer["series"]}
@@ -197,7 +198,7 @@ async def test_history_by_steps(client: Client, site: HistorySite) -> None:
 
 
 async def test_history_comes_in_pages(client: Client, site: HistorySite) -> None:
-    token = await token_of(client, "kube-system")
+    token = await token_of(client, wire.NAMESPACE)
     _, whole = await site.ask(wire.PATH_HISTORY, token)
     pages: list[dict[str, Any]] = []
     more: dict[str, str] = {}
@@ -226,14 +227,14 @@ async def test_history_comes_in_pages(client: Client, site: HistorySite) -> None
     ],
 )
 async def test_bad_questions_are_told(query: dict[str, str], words: str, client: Client, site: HistorySite) -> None:
-    status, said = await site.ask(wire.PATH_HISTORY, await token_of(client, "kube-system"), **query)
+    status, said = await site.ask(wire.PATH_HISTORY, await token_of(client, wire.NAMESPACE), **query)
     assert status == 400
     assert words in said
 
 
 async def test_other_paths_and_nothing_measured_yet(client: Client, ring: Path) -> None:
     async with served(client, ring, None) as site:
-        token = await token_of(client, "kube-system")
+        token = await token_of(client, wire.NAMESPACE)
         assert (await site.ask("/metrics", token))[0] == 404
         status, words = await site.ask(wire.PATH_SNAPSHOT, token)
         assert (status, words) == (503, "nothing is measured yet: try again in some seconds\n")
@@ -243,17 +244,17 @@ async def test_other_paths_and_nothing_measured_yet(client: Client, ring: Path) 
 
 
 async def test_reviews_of_unknown_tokens_are_bounded(client: Client, site: HistorySite) -> None:
-    good = await token_of(client, "kube-system")
+    good = await token_of(client, wire.NAMESPACE)
     assert (await site.ask(wire.PATH_SNAPSHOT, good))[0] == 200
     asked = CountedCalls(client)
     answers = [await site.ask(wire.PATH_SNAPSHOT, f"forged.{number}") for number in range(100)]
-    burst = int(history_access.ONE_ADDRESS.burst)
+    burst = int(reviews.ONE_ADDRESS.burst)
     assert [status for status, _ in answers] == [401] * (burst - 1) + [429] * (101 - burst)
     assert asked.count == burst - 1
     assert (await site.ask(wire.PATH_SNAPSHOT, good))[0] == 200, "who is known is answered meanwhile"
     site.clock.now += 1
     assert (await site.ask(wire.PATH_SNAPSHOT, "forged.again"))[0] == 401
-    assert len(site.server._access._tokens) <= 1024
+    assert len(site.server._access._reviews._tokens) <= 1024
 
 
 class CountedCalls:
@@ -271,7 +272,7 @@ class CountedCalls:
 
 
 async def test_callers_with_one_token_are_reviewed_once(client: Client, site: HistorySite) -> None:
-    token = await token_of(client, "kube-system")
+    token = await token_of(client, wire.NAMESPACE)
     asked = CountedCalls(client)
     answers = await asyncio.gather(*(site.ask(wire.PATH_SNAPSHOT, token) for _ in range(4)))
     assert [status for status, _ in answers] == [200] * 4
@@ -320,7 +321,7 @@ async def test_a_slow_reader_is_cut_off_and_holds_up_nobody(
     many = [container(f"pod-{number}", 1 << 20) for number in range(4000)]
     big = snapshot([card(number, many) for number in range(8)])
     async with served(client, ring, big, bounds=PATIENT) as site, slow_readers() as streams:
-        token = await token_of(client, "kube-system")
+        token = await token_of(client, wire.NAMESPACE)
         request = f"GET {wire.PATH_SNAPSHOT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
         for _ in range(4):
             streams.append(await connected(site))
@@ -328,7 +329,7 @@ async def test_a_slow_reader_is_cut_off_and_holds_up_nobody(
         await until(lambda: site.server._answering.total() == 4, "being answered")
         status, _ = await site.ask(wire.PATH_SNAPSHOT, token)
         assert status == 503, "as many at once as one caller may have"
-        assert (await site.ask(wire.PATH_SNAPSHOT, await token_of(client, "kube-system")))[0] == 200
+        assert (await site.ask(wire.PATH_SNAPSHOT, await token_of(client, wire.NAMESPACE)))[0] == 200
         for _, writer in streams:
             writer.transport.abort()
         await until(lambda: site.server._answering.total() == 0, "rid of them")
@@ -349,7 +350,7 @@ async def test_who_says_nothing_holds_a_connection_and_no_more(client: Client, r
             await site.ask(wire.PATH_SNAPSHOT, "x")
         for _, writer in silent:
             writer.transport.abort()
-        token = await token_of(client, "kube-system")
+        token = await token_of(client, wire.NAMESPACE)
 
         async def answered() -> bool:
             try:

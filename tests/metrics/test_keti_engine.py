@@ -11,7 +11,7 @@ import grpc
 import msgspec
 import pytest
 
-from shoal.metrics.grpc_front import serving_grpc
+from shoal.http.grpc_front import serving_grpc
 from shoal.metrics.keti_engine import ScoreEngine
 from shoal.metrics.keti_grpc import KetiCollector
 from shoal.metrics.keti_messages import multi_metric

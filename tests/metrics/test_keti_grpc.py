@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from shoal.gpu.protocol import Sample
-from shoal.metrics import grpc_front
+from shoal.http import grpc_front
 from shoal.metrics.keti_grpc import KetiCollector
 from shoal.metrics.keti_messages import multi_metric
 from shoal.metrics.keti_settings import KetiGrpcSettings

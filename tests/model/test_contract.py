@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 import shoal
-from shoal.model.contract import gpushare, groups, keti, kubernetes, nvidia
+from shoal.model.contract import gpushare, groups, keti, kubernetes, mechanisms, nvidia
 from shoal.model.contract import shoal as own
 
 PINNED: dict[ModuleType, dict[str, object]] = {
@@ -101,6 +101,11 @@ PINNED: dict[ModuleType, dict[str, object]] = {
         "RESOURCE_SLOT": "shoal.dev/gpu",
         "CDI_KIND": "shoal.dev/share",
         "ENV_ISOLATION": "SHOAL_ISOLATION",
+    },
+    mechanisms: {
+        "LABEL_PREFIX": "claims.shoal.dev/",
+        "ANNOTATION_MECHANISMS": "shoal.dev/mechanisms",
+        "NAMES": ("aliyun.com/gpu-mem", "keti.com/mpsgpu", "nvidia.com/gpu"),
     },
     groups: {
         "LABEL_GROUP": "shoal.dev/pod-group",

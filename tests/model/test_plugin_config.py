@@ -97,3 +97,17 @@ def test_choice_by_label() -> None:
     assert choose_file({"only": ""}, {}) == "only"
     with pytest.raises(PluginConfigError, match="asks for 'gone', which is not there: choose of fast, slow"):
         choose_file(files, {label: "gone"})
+
+
+@pytest.mark.parametrize(
+    ("text", "strategy"),
+    [
+        ("version: v1", "single"),
+        ("version: v1\nflags: {migStrategy: none}", "none"),
+        ("version: v1\nflags: {migStrategy: mixed}", "mixed"),
+        ("version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}", "single"),
+        ("version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}", "none"),
+    ],
+)
+def test_a_strategy_holds_where_the_file_says_nothing_of_it(text: str, strategy: str) -> None:
+    assert parse(text, mig_strategy="single").mig_strategy == strategy

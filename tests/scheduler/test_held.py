@@ -151,6 +151,34 @@ def test_a_pod_that_never_got_a_card_is_let_go_when_the_agent_knows_of_its_end(o
     assert on_node.fits(16)
 
 
+def test_a_pod_whose_end_nobody_saw_is_let_go_though_its_node_has_nothing_more_to_say(on_node: OnNode) -> None:
+    """A list has not got it any more: the agent told of its end in an older version, and nothing has happened since."""
+    pod = with_status(bound(a_pod("a", {"nvidia.com/gpu": "2"}), "n0", two_whole()), RUNS)
+    on_node.told.see(pod)
+    holds = Held({"uid-a": (*given(0, WHOLE), *given(1, WHOLE))}, as_of=5)
+    on_node.says(holds)
+    on_node.told.state.on_pod(Change(ChangeType.DELETED, pod, None, "20", unseen=True))
+    on_node.told.now += 10 * GRACE_SECONDS
+    on_node.told.state.sweep()
+    assert not on_node.fits(1), "its node lists it"
+    on_node.says(Held({}, as_of=9))
+    on_node.told.state.sweep()
+    assert on_node.fits(16)
+
+
+def test_a_pod_whose_end_nobody_saw_may_be_about_to_get_its_card(on_node: OnNode) -> None:
+    on_node.says(Held({}, as_of=5))
+    pod = bound(a_pod("a", {"nvidia.com/gpu": "2"}), "n0", two_whole())
+    on_node.told.see(pod)
+    on_node.told.state.on_pod(Change(ChangeType.DELETED, pod, None, "20", unseen=True))
+    on_node.told.now += GRACE_SECONDS - 1
+    on_node.told.state.sweep()
+    assert not on_node.fits(1)
+    on_node.told.now += 1
+    on_node.told.state.sweep()
+    assert on_node.fits(16)
+
+
 def test_a_pod_whose_end_was_not_true_has_its_cards(on_node: OnNode) -> None:
     pod = with_status(bound(a_pod("a", {"aliyun.com/gpu-mem": "16"}), "n0", record(0, Share(16384))), RUNS)
     on_node.told.see(pod)

@@ -8,6 +8,7 @@ import yaml
 from click.testing import CliRunner
 
 from shoal.cli.main import main
+from shoal.scheduler.certificates import SERVER_NAME
 from shoal.scheduler.errors import ConfigurationError
 from shoal.scheduler.kube_scheduler import (
     MOUNTED,
@@ -134,6 +135,14 @@ def test_the_static_pod_edit_is_explained_in_comments() -> None:
     for part in ("--config=/etc/kubernetes/shoal-scheduler.yaml", "volumeMounts", "hostPath", "To undo it"):
         assert part in text
     assert "/etc/kubernetes/manifests" not in configuration("1.36", mode=SchedulerMode.SECOND)
+
+
+def test_a_second_one_is_where_shoal_is_installed() -> None:
+    options = ["config", "kube-scheduler", "--for", "1.36", "--mode", "second", "-n", "gpu-operator"]
+    text = CliRunner().invoke(main, options).stdout
+    assert yaml.safe_load(text)["leaderElection"]["resourceNamespace"] == "gpu-operator"
+    assert extender_of(text)["urlPrefix"].startswith("https://gpushare-schd-extender.gpu-operator:")
+    assert extender_of(text)["tlsConfig"]["serverName"] == SERVER_NAME, "the certificate is for one name everywhere"
 
 
 def test_the_command_prints_what_the_function_gives() -> None:

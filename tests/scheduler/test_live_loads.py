@@ -15,9 +15,9 @@ from shoal.model.contract.load import ANNOTATION_LOAD, CardDigest, LoadDigest, e
 from shoal.model.request import Share
 from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
+from shoal.scheduler import live_loads as live
 from shoal.scheduler.cluster_events import ClusterEvent
-from shoal.scheduler.live_load import loads as live
-from shoal.scheduler.live_load.loads import LiveLoads
+from shoal.scheduler.live_loads import LiveLoads
 from tests.placement.clusters import GIB, booking, ledger_of, node, request
 from tests.soak import times
 

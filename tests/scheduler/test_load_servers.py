@@ -21,11 +21,11 @@ from shoal.metrics.snapshot import LatestSnapshot
 from shoal.model.contract.load import CardDigest
 from shoal.model.request import Share
 from shoal.placement.ledger import Ledger
+from shoal.scheduler import load_servers as servers
 from shoal.scheduler.config import LiveLoadConfig, LoadSource
 from shoal.scheduler.errors import LoadSourceError
-from shoal.scheduler.live_load import servers
-from shoal.scheduler.live_load.loads import LiveLoads
-from shoal.scheduler.live_load.servers import (
+from shoal.scheduler.live_loads import LiveLoads
+from shoal.scheduler.load_servers import (
     InfluxServer,
     LoadPolling,
     LoadServer,

@@ -17,10 +17,10 @@ from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import NODES, PODS
 from shoal.kube.store import Change, ChangeType, Store
-from shoal.scheduler.claims import Claims
 from shoal.scheduler.loop import Loop
 from shoal.scheduler.queue.queue import QueuePlace
 from shoal.scheduler.reporter import Reporter
+from shoal.scheduler.volume_claims import VolumeClaims
 from tests.kube.waiting import until
 from tests.scheduler.extender.scene import clearing_of, context_of, state_of
 from tests.testbed.fake_nodes import node
@@ -36,7 +36,7 @@ class Stage:
         context = replace(context_of(self.state, client), reporter=reporter)
         self.loop = Loop(
             context,
-            claims=Claims(client, self.state.tables, context.feasibility),
+            claims=VolumeClaims(client, self.state.tables, context.feasibility),
             clearing=clearing_of(context, Store()),
             names=["gpu-scheduler"],
             cluster="",

@@ -6,6 +6,7 @@ an earlier one built, and two runs at once build once.
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 DEFAULT_KUBE_VERSION = "1.36.3"
@@ -68,7 +69,7 @@ def cache_root() -> Path:
 
 
 def modules(version: str) -> list[Module]:
-    """The modules that together make a cluster of one Kubernetes version, and the servers that metrics are sent to."""
+    """The modules of a cluster of one Kubernetes version, helm, and the servers that metrics are sent to."""
     _, minor, _ = version.split(".")
     stamp = {
         f"k8s.io/{package}.{name}": value
@@ -91,7 +92,36 @@ def modules(version: str) -> list[Module]:
             "containerd", containerd, ("cmd/containerd", "cmd/containerd-shim-runc-v2", "cmd/ctr"), "no_btrfs,no_zfs"
         ),
         _pinned("influxdb", "github.com/influxdata/influxdb", ("cmd/influxd",)),
+        _helm(),
+        _dra(),
     ]
+
+
+def nfd() -> Module:
+    """Node feature discovery's master, which one target of its own needs: `make test-nfd`."""
+    return _pinned("nfd", "sigs.k8s.io/node-feature-discovery", ("cmd/nfd-master",))
+
+
+def _helm() -> Module:
+    """helm, which knows its own version and that of Kubernetes (for `helm template`) only if it is told."""
+    module = _pinned("helm", "helm.sh/helm/v3", ("cmd/helm",))
+    found = re.search(r"^\s+k8s\.io/client-go v0\.(\d+)\.", (MODULES / "helm" / "go.mod").read_text(), re.MULTILINE)
+    minor = found[1] if found else "0"
+    stamp = {
+        "helm.sh/helm/v3/internal/version.version": f"v{module.version}",
+        **{
+            f"helm.sh/helm/v3/pkg/{package}.k8sVersion{part}": value
+            for package in ("chartutil", "lint/rules")
+            for part, value in {"Major": "1", "Minor": minor}.items()
+        },
+    }
+    return replace(module, variables=stamp)
+
+
+def _dra() -> Module:
+    """A program of the test bed's own that answers about claims of devices with Kubernetes' code."""
+    source = b"".join((MODULES / "dra" / name).read_bytes() for name in ("go.mod", "main.go"))
+    return Module("dra", hashlib.blake2b(source, digest_size=6).hexdigest(), ("shoal.dev/testbed/dra-reference",))
 
 
 def _pinned(folder: str, path: str, commands: tuple[str, ...] = ("",), tags: str = "") -> Module:
@@ -149,6 +179,15 @@ def ensure(version: str) -> None:
             )
         for number, (module, program) in enumerate(todo, start=1):
             _build(module, program, f"{number}/{len(todo)}")
+
+
+def ensure_module(module: Module) -> None:
+    """Have the programs of one module there that is no part of a cluster."""
+    module.cache.mkdir(parents=True, exist_ok=True)
+    with _only_one(cache_root() / ".lock"):
+        for program in module.programs:
+            if not (module.cache / program).is_file():
+                _build(module, program, "1/1")
 
 
 def _check_assets(version: str) -> None:

@@ -5,6 +5,7 @@ process `fake_kubelet` keeps them alive and plays their pods.
 """
 
 import asyncio
+import contextlib
 import sys
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.client import Client
+from shoal.kube.errors import NotFoundError
 from shoal.kube.resources import NODES
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 from shoal.model.gpu import Gpu
@@ -45,9 +47,14 @@ class FakeNodes:
         return names
 
     async def remove(self) -> None:
-        """Delete the nodes and what runs on them."""
+        """Delete the nodes and what runs on them; a test may have deleted some."""
         async with self._client() as client:
-            await each(self._names, lambda name: client.delete(NODES, name))
+
+            async def remove(name: str) -> None:
+                with contextlib.suppress(NotFoundError):
+                    await client.delete(NODES, name)
+
+            await each(self._names, remove)
         self._names.clear()
 
     @property

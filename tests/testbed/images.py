@@ -7,6 +7,8 @@ import platform
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.testbed.processes import TestbedError
@@ -19,27 +21,47 @@ PAUSE = "shoal.test/pause:1"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def write_archive(path: Path) -> None:
-    """Write both images as one docker archive, as `ctr images import` reads it."""
-    layer = _layer()
-    layer_name = f"{_digest(layer)}.tar"
+@dataclass(frozen=True)
+class Image:
+    """Busybox, and some programs and files on top of it."""
+
+    tag: str
+    command: tuple[str, ...] = ("/bin/sh",)
+    #: By path in the image; those under bin/ can be run.
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    #: More names of it.
+    more: tuple[str, ...] = ()
+
+
+#: What every node has.
+STANDARD = (Image(BUSYBOX), Image(PAUSE, ("/bin/sleep", "2147483647")))
+
+
+def write_archive(path: Path, wanted: Iterable[Image] = STANDARD) -> None:
+    """Write images as one docker archive, as `ctr images import` reads it."""
+    base = _layer()
     manifest = []
     with tarfile.open(path, "w") as archive:
-        _add(archive, layer_name, layer)
-        for tag, command in ((BUSYBOX, ["/bin/sh"]), (PAUSE, ["/bin/sleep", "2147483647"])):
-            config = _config(_digest(layer), command)
+        _add(archive, f"{_digest(base)}.tar", base)
+        for image in wanted:
+            layers = [base]
+            if image.files:
+                layers.append(_layer_of(image.files))
+                _add(archive, f"{_digest(layers[1])}.tar", layers[1])
+            config = _config([_digest(layer) for layer in layers], image.command)
             config_name = f"{_digest(config)}.json"
             _add(archive, config_name, config)
-            manifest.append({"Config": config_name, "RepoTags": [tag], "Layers": [layer_name]})
+            names = [f"{_digest(layer)}.tar" for layer in layers]
+            manifest.append({"Config": config_name, "RepoTags": [image.tag, *image.more], "Layers": names})
         _add(archive, "manifest.json", json.dumps(manifest).encode())
 
 
-def _config(layer: str, command: list[str]) -> bytes:
+def _config(layers: list[str], command: Iterable[str]) -> bytes:
     content = {
         "architecture": _ARCHITECTURES[platform.machine()],
         "os": "linux",
-        "config": {"Env": ["PATH=/bin"], "Cmd": command},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer}"]},
+        "config": {"Env": ["PATH=/bin"], "Cmd": list(command)},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer}" for layer in layers]},
         "history": [{"created_by": "shoal test bed"}],
     }
     return json.dumps(content).encode()
@@ -59,6 +81,16 @@ def _layer() -> bytes:
             link = _entry(f"bin/{applet}", tarfile.SYMTYPE, 0o777)
             link.linkname = "busybox"
             layer.addfile(link)
+    return buffer.getvalue()
+
+
+def _layer_of(files: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as layer:
+        for folder in sorted({name.rpartition("/")[0] for name in files} - {"bin", ""}):
+            layer.addfile(_entry(folder, tarfile.DIRTYPE, 0o755))
+        for name, content in sorted(files.items()):
+            _add(layer, name, content, 0o755 if name.startswith("bin/") else 0o644)
     return buffer.getvalue()
 
 

@@ -23,13 +23,28 @@ ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
 class Namespaces:
     """PID, mount, network and UTS namespace of one node."""
 
-    def __init__(self, run: Run, name: str, ready: Path, binds: Mapping[str, Path]) -> None:
-        """`binds` says which folders of the run the node sees, by their path in the node."""
+    def __init__(
+        self,
+        run: Run,
+        name: str,
+        ready: Path,
+        binds: Mapping[str, Path],
+        *,
+        covers: Mapping[str, Path] | None = None,
+        devices: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        """`binds` says which folders of the run the node sees, by their path in the node.
+
+        `covers` are folders laid over folders of the machine, which shine through; `devices` are character devices
+        that the node has beside the machine's, by name.
+        """
         self._ready = ready
         settings = {
             "hostname": name,
             "ready": str(ready),
             "binds": {target: str(source) for target, source in binds.items()},
+            "covers": {target: str(source) for target, source in (covers or {}).items()},
+            "devices": dict(devices or {}),
         }
         command = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--net", "--uts"]
         command += [sys.executable, "-I", node_init.__file__, json.dumps(settings)]
@@ -107,6 +122,15 @@ class NodeProgram:
         """Stop it in the friendly way and start it again."""
         self.stop()
         self.start()
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT; nsenter, its parent, has stopped itself with it."""
+        for pid in (self._process.pid, self.pid):
+            os.kill(pid, signal.SIGCONT)
 
     def release(self) -> None:
         """End the parent outside, once the node's end has taken the program itself."""

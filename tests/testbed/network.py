@@ -24,15 +24,27 @@ _COUNT = 2**15
 _SERVICE = "10.96.0.1"
 
 
+def take_addresses(run: Run) -> tuple[str, str, str]:
+    """For a veth pair of a test's own: the name of its end on the machine, and the addresses of that and the other."""
+    return _addresses(_take(run))
+
+
+def _take(run: Run) -> int:
+    return run.reservations.take("subnet", random.sample(range(_COUNT), 1000))
+
+
+def _addresses(number: int) -> tuple[str, str, str]:
+    base = _NODES.network_address + 4 * number
+    return f"shoal{number}", str(base + 1), str(base + 2)
+
+
 class NodeNetwork:
     """Addresses of one node, the same across its reboots, different from those of every other node on the machine."""
 
     def __init__(self, run: Run, name: str, port: int, folder: Path) -> None:
-        number = run.reservations.take("subnet", random.sample(range(_COUNT), 1000))
-        base = _NODES.network_address + 4 * number
-        self._gateway, self.address = str(base + 1), str(base + 2)
+        number = _take(run)
+        self.interface, self._gateway, self.address = _addresses(number)
         self.pods = f"{_PODS.network_address + 256 * number}/24"
-        self.interface = f"shoal{number}"
         self._port = port
         self._ready = folder / "relay-ready"
         self._relay = run.process(f"{name}-relay", [])

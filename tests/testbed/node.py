@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.testbed import binaries, images, node_config
 from tests.testbed.apiserver import ApiServer
 from tests.testbed.cgroups import NodeCgroup
+from tests.testbed.hardware import Hardware
 from tests.testbed.namespaces import ENVIRONMENT, Namespaces, NodeProgram
 from tests.testbed.network import NodeNetwork
 from tests.testbed.processes import Run, TestbedError
@@ -21,8 +22,9 @@ from tests.testbed.processes import Run, TestbedError
 class Node:
     """One node. Start, stop and reboot it from the main thread: its programs die with the thread that started them."""
 
-    def __init__(self, run: Run, apiserver: ApiServer, name: str) -> None:
+    def __init__(self, run: Run, apiserver: ApiServer, name: str, hardware: Hardware | None = None) -> None:
         self.name = name
+        self._hardware = hardware
         self._apiserver = apiserver
         self._folder = run.folder(name)
         self._disks = {
@@ -32,7 +34,14 @@ class Node:
         }
         self._cgroup = NodeCgroup(run, name)
         self.network = NodeNetwork(run, name, apiserver.port, self._folder)
-        self._namespaces = Namespaces(run, name, self._folder / "init-ready", self._disks)
+        self._namespaces = Namespaces(
+            run,
+            name,
+            self._folder / "init-ready",
+            self._disks | (hardware.binds if hardware else {}),
+            covers=hardware.covers if hardware else None,
+            devices=hardware.devices if hardware else None,
+        )
         self.containerd = self._program(run, "containerd", self._containerd_command(run), self._containerd_answers)
         self.kubelet = self._program(run, "kubelet", self._kubelet_command(), self._kubelet_healthy)
 
@@ -63,11 +72,13 @@ class Node:
 
     def start(self) -> None:
         """Start the node and wait until it is Ready."""
+        if self._hardware:
+            self._hardware.boot()
         self._cgroup.make()
         self._namespaces.start()
         self.network.start(self._namespaces)
         self.containerd.start()
-        self._import_images()
+        self.make_images(*images.STANDARD)
         before = self._heartbeat()
         self.kubelet.start()
         self.kubelet.wait_until(lambda: self._heartbeat() not in ("", before), "a Ready node")
@@ -94,6 +105,13 @@ class Node:
         done = self._ctr("-n", "k8s.io", "images", "import", "--local", str(archive))
         if done.returncode:
             raise TestbedError(f"images could not be imported: {done.stdout}{done.stderr}\n{self.containerd.tail()}")
+
+    def make_images(self, *wanted: images.Image) -> None:
+        """Give containerd images made on the spot."""
+        archive = self._folder / "images.tar"
+        images.write_archive(archive, wanted)
+        self.import_images(archive)
+        archive.unlink()
 
     def name_image(self, old: str, new: str) -> None:
         """Give an image one more name."""
@@ -125,7 +143,7 @@ class Node:
         network = run.folder(self.name, "cni")
         (network / "10-pods.conflist").write_text(self.network.cni())
         configuration = self._folder / "containerd.toml"
-        configuration.write_text(node_config.containerd(network))
+        configuration.write_text(node_config.containerd(network, self._hardware.runtime if self._hardware else None))
         return [binaries.find("containerd"), "--config", configuration]
 
     def _kubelet_command(self) -> list[str | Path]:
@@ -149,12 +167,6 @@ class Node:
     def _kubelet_healthy(self) -> bool:
         answer = self.run(["busybox", "wget", "-q", "-O", "-", "http://127.0.0.1:10248/healthz"], check=False)
         return answer == "ok"
-
-    def _import_images(self) -> None:
-        archive = self._folder / "images.tar"
-        images.write_archive(archive)
-        self.import_images(archive)
-        archive.unlink()
 
     def _ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = self._namespaces.enter(binaries.find("ctr"), "-a", node_config.CONTAINERD_SOCKET, *arguments)

@@ -13,6 +13,8 @@ CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 CONTAINERD_ROOT = "/var/lib/containerd"
 KUBELET_ROOT = "/var/lib/kubelet"
 CDI = "/var/run/cdi"
+#: Where NVIDIA's toolkit installs itself.
+NVIDIA = "/usr/local/nvidia"
 
 # The score of out-of-memory kills cannot be lowered without CAP_SYS_RESOURCE; no AppArmor and no systemd is assumed.
 _CONTAINERD = """\
@@ -55,12 +57,34 @@ sandboxer = "podsandbox"
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
 SystemdCgroup = false
 NoNewKeyring = true
+{program}
 """
 
+# As NVIDIA's toolkit writes it. The program is not there before that toolkit has installed it.
+_HANDLER = """
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{name}]
+runtime_type = "io.containerd.runc.v2"
+sandboxer = "podsandbox"
 
-def containerd(cni: Path) -> str:
-    """containerd's configuration; `cni` is the folder of the network configuration."""
-    return _CONTAINERD.format(root=CONTAINERD_ROOT, socket=CONTAINERD_SOCKET, pause=PAUSE, cdi=CDI, cni=cni)
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{name}.options]
+SystemdCgroup = false
+NoNewKeyring = true
+BinaryName = "{nvidia}/toolkit/nvidia-container-runtime"
+"""
+_HANDLERS = ("nvidia", "nvidia-cdi", "nvidia-legacy")
+
+
+def containerd(cni: Path, runtime: Path | None = None) -> str:
+    """containerd's configuration; `cni` is the folder of the network configuration.
+
+    `runtime` is the program of a machine with cards in place of runc; such a node has NVIDIA's handlers too.
+    """
+    program = f'BinaryName = "{runtime}"' if runtime else ""
+    text = _CONTAINERD.format(
+        root=CONTAINERD_ROOT, socket=CONTAINERD_SOCKET, pause=PAUSE, cdi=CDI, cni=cni, program=program
+    )
+    handlers = _HANDLERS if runtime else ()
+    return text + "".join(_HANDLER.format(name=name, nvidia=NVIDIA) for name in handlers)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The fixtures of the test bed, by what they cost. `tests/conftest.py` loads them for all tests.
 
-A test that asks for any of them is marked `kube` by itself: `make test` leaves it out, `make test-kube` runs it.
+A test that asks for any of them is marked `kube` by itself: `make test` leaves it out, `make test-kube` runs it. One
+that asks for a browser is marked `page` and is `make test-page`'s, whatever else it needs.
 """
 
 import itertools
@@ -17,6 +18,8 @@ from tests.testbed.processes import Run
 
 #: A test that uses one of these needs the real programs.
 _NEEDS_KUBE = "testbed_run"
+#: A test that uses this one needs a browser.
+_NEEDS_BROWSER = "chromium"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """The marks of the test bed."""
     config.addinivalue_line("markers", "kube: needs the programs of `make kube`; set by itself, from the fixtures used")
+    config.addinivalue_line("markers", "page: needs a browser, `make test-page`; set by itself, from the fixtures used")
     config.addinivalue_line("markers", "min_kube(version): needs at least this Kubernetes, such as 1.36")
 
 
@@ -36,6 +40,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _NEEDS_KUBE in getattr(item, "fixturenames", ()):
             item.add_marker("kube")
+        if _NEEDS_BROWSER in getattr(item, "fixturenames", ()):
+            item.add_marker("page")
+            # One browser and one cluster serve many tests, so they share the event loop.
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
         mark = item.get_closest_marker("min_kube")
         if mark is not None and minor < int(mark.args[0].split(".")[1]):
             item.add_marker(pytest.mark.skip(reason=f"needs Kubernetes {mark.args[0]}"))

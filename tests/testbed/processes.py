@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.testbed import janitor
+from tests.testbed import janitor, machine
 from tests.testbed.reservations import Reservations
 
 
@@ -29,6 +29,7 @@ class Run:
     """One run of the test bed: its folder, its reserved numbers, its programs."""
 
     def __init__(self) -> None:
+        machine.raise_inotify_limit()
         parent = Path(tempfile.gettempdir())
         janitor.sweep(parent)
         self.directory = Path(tempfile.mkdtemp(prefix=janitor.PREFIX, dir=parent))

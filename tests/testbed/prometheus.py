@@ -25,6 +25,8 @@ class PrometheusServer:
         self.url = f"http://127.0.0.1:{port}"
         folder = run.folder(name)
         config = folder / "prometheus.yaml"
+        #: Where it keeps what it has scraped.
+        self.data = folder / "data"
         settings = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(path) for path in rules],
@@ -36,15 +38,16 @@ class PrometheusServer:
             [
                 program("prometheus"),
                 f"--config.file={config}",
-                f"--storage.tsdb.path={folder}/data",
+                f"--storage.tsdb.path={self.data}",
                 f"--web.listen-address=127.0.0.1:{port}",
             ],
         )
         if start:
             self.process.start()
-            self.process.wait_until(self._ready, "ready")
+            self.process.wait_until(self.is_ready, "ready")
 
-    def _ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether it answers questions."""
         try:
             with urllib.request.urlopen(f"{self.url}/-/ready", timeout=10) as answer:
                 return bool(answer.status == 200)

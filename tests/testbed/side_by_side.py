@@ -15,10 +15,20 @@ UNITS = (
 )
 #: What takes long, the longest first, by how the names of the tests begin.
 LONGEST = (
+    "tests/deploy/test_chart_kube.py",
+    "tests/clusters/test_manager_faults_kube.py",
     "tests/attacks/",
+    "tests/operator/test_uninstall_kube.py",
     "tests/agent/real/test_behaviour.py",
+    "tests/agent/real/test_claims_kube.py",
+    "tests/deploy/test_image.py",
+    "tests/deploy/test_validated_kube.py",
     "tests/scheduler/test_differential_kube.py",
     "tests/scheduler/test_chaos_kube.py",
+    "tests/operator/",
+    "tests/deploy/",
+    "tests/clusters/",
+    "tests/suites/clusters/",
     "tests/suites/workloads/test_scenarios.py",
     "tests/suites/scheduling/",
     "tests/agent/real/test_sharing.py",

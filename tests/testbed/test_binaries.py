@@ -75,6 +75,9 @@ def test_a_version_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_every_pinned_module_is_complete() -> None:
     for module in [*binaries.modules("1.36.3"), *binaries.modules("1.32.2")]:
         folder = binaries.MODULES / module.folder
+        if module.folder == "dra":  # a program of the test bed's own
+            assert {path.name for path in folder.iterdir()} == {"go.mod", "go.sum", "main.go"}
+            continue
         assert {path.name for path in folder.iterdir()} == {"go.mod", "go.sum", "tools.go"}
         named = (folder / "tools.go").read_text()
         assert all(f'_ "{package}"' in named for package in module.packages)

@@ -17,11 +17,17 @@ from typing import Final
 
 from aiohttp import web
 
+from shoal.agent.claims.driver import ClaimsDriver, rebooted
+from shoal.agent.claims.preparing import PreparedClaims
+from shoal.agent.claims.records import ClaimRecords
+from shoal.agent.claims.slices import SlicePublisher, remove_slices
+from shoal.agent.claims.specs import ClaimSpecs, remove_claim_specs
 from shoal.agent.config import AUTO, AgentConfig, WithoutAllocation
 from shoal.agent.device_plugin.calls import DevicePluginCalls
 from shoal.agent.device_plugin.decisions import Decisions
 from shoal.agent.device_plugin.edits import DeviceListStrategy, choose_strategy
 from shoal.agent.device_plugin.matching import MatchByAmount
+from shoal.agent.device_plugin.plugin import LetGo
 from shoal.agent.device_plugin.serving import SOCKETS, DevicePlugins, alone_in, comes_and_goes, remove_sockets
 from shoal.agent.device_plugin.specs import CdiSpecs
 from shoal.agent.device_plugin.start_check import StartCheck
@@ -36,17 +42,18 @@ from shoal.agent.node.checkpoint import KubeletCheckpoint
 from shoal.agent.node.given import GivenFiles
 from shoal.agent.node.object import NodeObject
 from shoal.agent.node.pods import NodePods
-from shoal.agent.nvidia import replicas
+from shoal.agent.nvidia import partitions, replicas
 from shoal.agent.nvidia.config import config_source
 from shoal.agent.nvidia.partitions import PartitionStarts
-from shoal.agent.reconcile import Reconciler
+from shoal.agent.reconcile import Reconciler, ServedByClaims
 from shoal.kube.access.credentials import Access
 from shoal.kube.client import Client
-from shoal.kube.events import Recorder
+from shoal.kube.events import Recorder, reference_to
+from shoal.kube.resources import NODES
 from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.kubelet.host_paths import HostPaths
 from shoal.kubelet.pod_resources import PodResourcesClient
-from shoal.model.contract import gpushare, shoal
+from shoal.model.contract import dra, gpushare, keti, mechanisms, shoal
 from shoal.model.contract.plugin_config import NvidiaConfig
 from shoal.model.gpu import NodeGpus
 from shoal.observe.prometheus import CONTENT_TYPE, MetricRegistry
@@ -54,6 +61,7 @@ from shoal.observe.prometheus import CONTENT_TYPE, MetricRegistry
 log = logging.getLogger(__name__)
 
 COMPONENT: Final = "shoal-agent"
+REASON_NO_CLAIMS: Final = "GPUClaimsUnavailable"
 #: Changes that come together are answered together.
 _GATHER_SECONDS: Final = 0.05
 _RETRY_SECONDS: Final = 5.0
@@ -91,7 +99,7 @@ class Agent:
             client,
             config.node_name,
             isolation_changed=lambda: self._cards_changed(),
-            labels_changed=lambda: self.source.look(),
+            labels_changed=self._labels_changed,
         )
         self.source = config_source(
             config, client, self.node, recorder, last=last, changed=lambda: self._cards_changed()
@@ -111,6 +119,9 @@ class Agent:
         self._checkpoint = KubeletCheckpoint(paths.checkpoint)
         self._specs = CdiSpecs(paths)
         self.serving: DevicePlugins | None = None
+        self._driver: ClaimsDriver | None = None
+        #: By name that labels want served by claims, why it is not.
+        self._complained: dict[str, str] = {}
 
     def waiting_for(self) -> str:
         """What the agent waits for before it serves every resource, in words; empty when it serves them."""
@@ -122,6 +133,10 @@ class Agent:
         if self.serving is None or (away := self.serving.away()):
             return f"kubelet has not asked for {'any resource' if self.serving is None else ', '.join(away)} yet"
         return self.source.waiting_for()
+
+    def _labels_changed(self) -> None:
+        self.source.look()
+        self._wake.set()
 
     def _cards_changed(self) -> None:
         self.pods.move_to(self._inventory(), replicas.slicing_of(self.source.current))
@@ -151,10 +166,12 @@ class Agent:
             if node_limits.asks_consent(self.config, self.cards.driver.driver()):
                 await stack.enter_async_context(self._consents.reflector)
             calls = self._calls(pod_resources, strategy)
-            self.serving = serving = self._serve(calls)
+            self.serving = serving = self._serve(calls, pod_resources.wait_let_go)
             annotations = PodAnnotations(self._client, self.pods, self._recorder, calls.isolation, calls.record)
-            reconciler = self._reconciler(serving, calls, annotations)
+            claims = self._claims()
+            reconciler = self._reconciler(serving, calls, annotations, claims)
             self._cards_changed()
+            claims.recall()
             await reconciler.first()
             stack.callback(serving.stop)
             serving.start(group)
@@ -164,6 +181,8 @@ class Agent:
             tasks.append(group.create_task(annotations.run(), name="annotations"))
             tasks.append(group.create_task(self.health.run(), name="health"))
             tasks.append(group.create_task(limits.run(), name="limits"))
+            if len(claims) or self.config.claims:
+                tasks.append(group.create_task(self._drive(claims, strategy), name="driver"))
             self._begun()
             await asyncio.Event().wait()
 
@@ -206,7 +225,68 @@ class Agent:
             nonce=lambda: secrets.token_hex(_NONCE_BYTES),
         )
 
-    def _serve(self, calls: DevicePluginCalls) -> DevicePlugins:
+    def _claims(self) -> PreparedClaims:
+        specs = ClaimSpecs(
+            self._paths.own_cdi,
+            self._specs,
+            self._limits,
+            lambda: self.pods.node,
+            unit=self.config.memory_unit,
+            isolated=lambda: self.node.isolated,
+        )
+        records = ClaimRecords(self._paths.claims, self.config.node_name)
+        return PreparedClaims(
+            self._client, self.pods, records, specs, unit=self.config.memory_unit, in_use=self._partition_in_use
+        )
+
+    def _partition_in_use(self, uuid: str) -> bool:
+        """Whether a container has a MIG partition by number."""
+        records = self._checkpoint.records()
+        return any(self.pods.alive(record.pod_uid) and partitions.names(record.ids, uuid) for record in records)
+
+    async def _drive(self, claims: PreparedClaims, strategy: DeviceListStrategy) -> None:
+        """Serve claims, if the node's runtime takes CDI devices."""
+        if not strategy.by_cdi:
+            self._no_claims("the node's runtime takes no CDI devices, by which claims reach containers")
+            return
+        self._driver = driver = ClaimsDriver(
+            self.cards,
+            self.pods,
+            claims,
+            SlicePublisher(self._client, self.config.node_name, lambda: self.node.node),
+            self._paths.driver(dra.DRIVER),
+            complain=self._no_claims,
+            in_use=self._partition_in_use,
+            clients=self._claims_clients,
+        )
+        await driver.run(publishing=self.config.claims, rebooted=rebooted(self._paths))
+
+    def _claims_clients(self) -> bool:
+        """Whether MPS clients are, or are to be, served by claims."""
+        node = self.node.node
+        annotations = {} if node is None else node.metadata.annotations
+        return keti.RESOURCE_MPS in mechanisms.asked_for(self.node.labels) or keti.RESOURCE_MPS in annotations.get(
+            mechanisms.ANNOTATION_MECHANISMS, ""
+        )
+
+    def _name_not_by_claims(self, name: str, words: str) -> None:
+        """Tell once why a name that the node's labels list is not served by claims; empty words if it can be."""
+        if self._complained.get(name, "") != words:
+            self._complained[name] = words
+            if words:
+                self._no_claims(f"{name}: {words}")
+
+    def _no_claims(self, words: str) -> None:
+        log.warning("cards are not offered as claims: %s", words)
+        if self.node.node is not None:
+            self._recorder.record(
+                reference_to(NODES, self.node.node),
+                "Warning",
+                REASON_NO_CLAIMS,
+                f"cards are not offered as claims: {words}",
+            )
+
+    def _serve(self, calls: DevicePluginCalls, let_go: LetGo) -> DevicePlugins:
         async def allocate(resource: str, ids: Sequence[str]) -> api.ContainerAllocateResponse:
             shared = None if self.source.current is None else self.source.current.served(resource)
             if shared is not None and shared.fail_requests_greater_than_one and len(ids) > 1:
@@ -216,9 +296,15 @@ class Agent:
                 )
             return await calls.allocate(resource, ids)
 
-        return DevicePlugins(self._paths, allocate=allocate, pre_start=calls.pre_start)
+        return DevicePlugins(self._paths, allocate=allocate, pre_start=calls.pre_start, let_go=let_go)
 
-    def _reconciler(self, serving: DevicePlugins, calls: DevicePluginCalls, annotations: PodAnnotations) -> Reconciler:
+    def _reconciler(
+        self,
+        serving: DevicePlugins,
+        calls: DevicePluginCalls,
+        annotations: PodAnnotations,
+        claims: PreparedClaims,
+    ) -> Reconciler:
         def trouble(words: str) -> None:
             self._trouble = words
 
@@ -233,6 +319,12 @@ class Agent:
             calls,
             self._limits,
             annotations,
+            claims=claims.starts,
+            names=ServedByClaims(
+                offered=lambda: self._driver is not None and self._driver.offered,
+                held=claims.names,
+                complain=self._name_not_by_claims,
+            ),
             wake=self._wake,
             trouble=trouble,
         )
@@ -300,7 +392,9 @@ async def run(
         while True:
             last = None if agent is None else agent.source.current
             agent = Agent(config, client, recorder, cards, paths, environment=environment or {}, last=last, begun=begun)
-            config = await _until_reload(agent, reloads or asyncio.Queue())
+            before, config = config, await _until_reload(agent, reloads or asyncio.Queue())
+            if before.claims and not config.claims:
+                await remove_slices(client, config.node_name)
 
 
 async def _until_reload(agent: Agent, reloads: asyncio.Queue[AgentConfig]) -> AgentConfig:
@@ -337,16 +431,38 @@ async def cleanup(
     specs.remove_drafts()
     specs.keep_only(())
     GivenFiles(paths.given).clear()
+    _remove_claims(config, paths)
     remove_sockets(paths)
     async with Client(access) as client:
+        await remove_slices(client, config.node_name)
         node = NodeObject(client, config.node_name)
         async with node.reflector:
             await node.reflector.wait_synced()
-            own = dict.fromkeys((shoal.ANNOTATION_GPUS, shoal.ANNOTATION_HELD, shoal.ANNOTATION_FAULTS), None)
+            own = dict.fromkeys(
+                (
+                    shoal.ANNOTATION_GPUS,
+                    shoal.ANNOTATION_HELD,
+                    shoal.ANNOTATION_FAULTS,
+                    mechanisms.ANNOTATION_MECHANISMS,
+                ),
+                None,
+            )
             counted = node.node.status.capacity if node.node is not None else ()
             passing = filter(comes_and_goes, counted)
             node.publish(own, dict.fromkeys((gpushare.RESOURCE_COUNT, *SOCKETS, *passing), None))
             await node.settle()
+
+
+def _remove_claims(config: AgentConfig, paths: HostPaths) -> None:
+    """Remove what the DRA driver has on the node: records, CDI files, sockets."""
+    ClaimRecords(paths.claims, config.node_name).clear()
+    remove_claim_specs(paths.own_cdi)
+    paths.booted.unlink(missing_ok=True)
+    sockets = paths.driver(dra.DRIVER)
+    for path in (sockets.registration, sockets.calls):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not there, or not empty
+        sockets.calls.parent.rmdir()
 
 
 @contextlib.asynccontextmanager

@@ -13,6 +13,7 @@ from shoal.agent.health.state import HealthRules, rules
 from shoal.agent.limits.tiers import IsolationSetting
 from shoal.model.contract import gpushare, keti, nvidia
 from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.contract.nvidia import MigStrategy
 
 #: The families of resources that can be served.
 FAMILIES: Final = (gpushare.RESOURCE_MEMORY, keti.RESOURCE_MPS, nvidia.RESOURCE_GPU)
@@ -57,6 +58,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", for
     nvidia_config: str = ""
     nvidia_config_map: str = ""
     nvidia_config_default: str = ""
+    #: How MIG partitions are served where that configuration says nothing of it.
+    mig_strategy: MigStrategy = "none"
+    #: Offer the cards as claims too (dynamic resource allocation), where the cluster can do that.
+    claims: bool = False
     #: Count the memory of a card without what driver and firmware keep of it.
     without_reserved: bool = False
     #: What keeps containers to their shares: the best tier that the node has, or one tier and no weaker one.
@@ -68,7 +73,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", for
     #: Start the MPS daemon if it does not run; otherwise somebody else does (`shoal agent --mps-only`).
     mps_start: bool = True
     mps_directory: str = keti.MPS_DIRECTORY
-    mps_log_directory: str = "/var/log/nvidia-mps"
+    mps_log_directory: str = nvidia.MPS_LOG_DIRECTORY
     #: The host's folder that the MPS daemon and its clients both have as /dev/shm.
     mps_shared_memory: str = ""
     #: Let pods of all namespaces be clients of an MPS daemon with protocol 2, which cannot keep them apart.

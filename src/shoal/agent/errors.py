@@ -13,6 +13,10 @@ class IdentityError(AgentError):
     """It is not known which container has these devices; kubelet asks again."""
 
 
+class RecordError(IdentityError):
+    """kubelet's record does not fit what kubelet asks: it may be an older one, written over the newest."""
+
+
 class RefusedError(AgentError):
     """A container that may not start now: it has no card, or not the card of its allocation."""
 

@@ -18,6 +18,7 @@ import msgspec
 
 from shoal.analysis.errors import NotMeasuredError
 from shoal.analysis.inspect.use import printable
+from shoal.analysis.installed import namespace_of
 from shoal.kube.access.credentials import Access, Inline, StoredCredential
 from shoal.kube.client import Client
 from shoal.kube.errors import ApiError, ForbiddenError, KubeError, NotFoundError, UnreachableError
@@ -25,8 +26,8 @@ from shoal.kube.objects.others import Lease
 from shoal.kube.resources import LEASES, PODS
 from shoal.kube.transport import TransportLimits
 from shoal.metrics import history_wire as wire
-from shoal.metrics.history_lease import lease_name
 from shoal.metrics.history_wire import Announcement, HistoryReading, NodeReading
+from shoal.model.contract import load
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ T = TypeVar("T")
 DEADLINE: Final = 10.0
 _CONNECT_SECONDS: Final = 3.0
 #: Collectors that are asked at once.
-_AT_ONCE: Final = 32
+_AT_ONCE: Final = 16
 _MOST_BYTES: Final = 16 << 20
 _TOKEN_SECONDS: Final = 600
 #: A token is used for so long.
@@ -166,7 +167,7 @@ class Collectors:
 
     async def _announced(self) -> dict[str, Announcement]:
         try:
-            leases = await self._client.list(LEASES, namespace=self._namespace, labels=wire.LEASE_LABEL)
+            leases = await self._client.list(LEASES, namespace=self._namespace)
         except ForbiddenError as error:
             raise NotMeasuredError(
                 f"you may not list leases in {self._namespace}, where collectors say how they are reached: {_RIGHTS}"
@@ -176,21 +177,22 @@ class Collectors:
 
     async def _find_doors(self, announced: Collection[Announcement]) -> dict[str, _Door | None]:
         token = await self._fresh_token()
-        pods = await self._pods() if await self._may_proxy() else {}
+        home = await namespace_of(self._client, load.NAME_COLLECTOR) if self._way is not WayIn.DIRECT else ""
+        pods = await self._pods(home) if home and await self._may_proxy(home) else {}
         doors: dict[str, _Door | None] = {}
         for one in announced:
             if one.node in pods:
                 headers = (*self._client.access.headers, (wire.TOKEN_HEADER, token))
-                prefix = f"/api/v1/namespaces/{self._namespace}/pods/https:{pods[one.node]}:{one.port}/proxy"
+                prefix = f"/api/v1/namespaces/{home}/pods/https:{pods[one.node]}:{one.port}/proxy"
                 doors[one.node] = _Door(replace(self._client.access, headers=headers), prefix)
             else:
                 doors[one.node] = None if self._way is WayIn.PROXY else _Door(_direct(one, token))
         return doors
 
-    async def _may_proxy(self) -> bool:
-        if self._way is not WayIn.AUTO:
-            return self._way is WayIn.PROXY
-        wanted = {"verb": "get", "resource": "pods", "subresource": "proxy", "namespace": self._namespace}
+    async def _may_proxy(self, home: str) -> bool:
+        if self._way is WayIn.PROXY:
+            return True
+        wanted = {"verb": "get", "resource": "pods", "subresource": "proxy", "namespace": home}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
@@ -203,10 +205,10 @@ class Collectors:
         except (ApiError, msgspec.MsgspecError):
             return False
 
-    async def _pods(self) -> dict[str, str]:
+    async def _pods(self, home: str) -> dict[str, str]:
         """The names of the collectors' pods, by node."""
         try:
-            pods = await self._client.list(PODS, namespace=self._namespace, labels=wire.POD_LABEL)
+            pods = await self._client.list(PODS, namespace=home, labels=wire.POD_LABEL)
         except ForbiddenError:
             return {}
         return {pod.spec.node_name: pod.metadata.name for pod in pods.items if pod.status.phase == "Running"}
@@ -226,7 +228,7 @@ class Collectors:
                     f"you may make no token of the account {place}/{name}: {_RIGHTS}, or name another account"
                 ) from error
             except NotFoundError as error:
-                raise NotMeasuredError(f"there is no account {place}/{name}: apply deploy/rbac/viewer.yaml") from error
+                raise NotMeasuredError(f"there is no account {place}/{name}: apply deploy/metrics") from error
             self._token, self._token_made = made.token, began
         return self._token
 
@@ -239,7 +241,7 @@ class _Review(msgspec.Struct, frozen=True):
     status: dict[str, object] = {}
 
 
-_RIGHTS: Final = "ask for the rights of deploy/rbac/viewer.yaml (group shoal-viewers)"
+_RIGHTS: Final = "apply deploy/metrics if it is not there, or ask for the rights of the group shoal-viewers"
 _NO_COLLECTOR: Final = "no collector runs there: apply deploy/metrics"
 _NOBODY: Final = "no collector has said where it answers: apply deploy/metrics, which measures what is used"
 
@@ -250,7 +252,7 @@ def _announcement(lease: Lease) -> Announcement | None:
         told = msgspec.json.decode(lease.metadata.annotations.get(wire.ANNOTATION, ""), type=Announcement)
     except msgspec.MsgspecError:
         return None
-    return told if lease.metadata.name == lease_name(told.node) else None
+    return told if lease.metadata.name == told.node else None
 
 
 def _direct(announcement: Announcement, token: str) -> Access:

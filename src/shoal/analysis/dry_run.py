@@ -7,6 +7,7 @@ arrivals old; and of equal nodes the first by name is taken, where it takes the 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -15,8 +16,9 @@ import msgspec
 from shoal.analysis.live_load import take_loads
 from shoal.analysis.policy import in_force, policy_asked_for
 from shoal.analysis.snapshot import ClusterSnapshot
-from shoal.kube.objects.meta import ObjectReference
-from shoal.kube.objects.pod import Pod
+from shoal.kube.objects.claims import ResourceClaim
+from shoal.kube.objects.meta import ObjectMeta, ObjectReference, OwnerReference
+from shoal.kube.objects.pod import Pod, PodResourceClaim, PodResourceClaimStatus
 from shoal.kube.objects.policy import PodDisruptionBudget
 from shoal.kube.resources import key_of
 from shoal.kube.store import Change, ChangeType, Store
@@ -28,11 +30,14 @@ from shoal.model.request import Request
 from shoal.placement.columns import BoolArray
 from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
+from shoal.scheduler.claims.errors import NotReadyError
+from shoal.scheduler.claims.placing import ClaimsPlacing
 from shoal.scheduler.feasibility.feasibility import Feasibility, Verdict
 from shoal.scheduler.feasibility.tables import ClusterTables
 from shoal.scheduler.preemption import DisruptionBudgets
 from shoal.scheduler.queue.order import Standing, standing_of
-from shoal.scheduler.state.cluster_state import ClusterState
+from shoal.scheduler.state.claim_bookings import claim_key
+from shoal.scheduler.state.cluster_state import CardsFit, ClusterState
 
 T = TypeVar("T")
 
@@ -57,6 +62,8 @@ class DryRun:
         )
         self.feasibility = Feasibility(tables)
         self.budgets = DisruptionBudgets(_store(snapshot.budgets))
+        #: Claims of devices; what was decided here is written nowhere.
+        self.claims = ClaimsPlacing(None, self.state)
         self._promised: list[tuple[Standing, str, str]] = []
         self._take_in_all_but_pods()
         #: On which nodes what is measured counts, in words.
@@ -69,6 +76,9 @@ class DryRun:
         # As the API server lists them: of equal nodes the first is taken.
         _each(sorted(snapshot.nodes, key=key_of), self.state.on_node)
         _each(snapshot.config_maps, self.state.on_config_map)
+        _each(snapshot.device_classes, self.claims.on_class)
+        _each(snapshot.resource_slices, self.claims.on_slice)
+        _each(snapshot.resource_claims, self.claims.on_claim)
         for namespace in snapshot.namespaces:
             tables.set_namespace(namespace)
         for volume in snapshot.volumes:
@@ -93,14 +103,90 @@ class DryRun:
     def request(self, pod: Pod) -> Request | None:
         """What the pod asks for; None for a bad request."""
         try:
-            return self.state.request(pod)
+            return self._asked(pod)
         except RequestError:
             return None
 
     def check(self, pod: Pod) -> Request:
         """What the pod asks for. Raises RequestError as the scheduler would refuse it, also for another cluster."""
         check_cluster(pod.metadata.annotations, self.snapshot.settings.cluster_name)
-        return self.state.request(pod)
+        return self._asked(pod)
+
+    def verdict(self, pod: Pod) -> Verdict:
+        """What the filters say, those of the pod's claims included. Raises RequestError."""
+        verdict = self.feasibility.verdict(pod)
+        if not pod.spec.resource_claims:
+            return verdict
+        pod = self._with_claims(pod)
+        try:
+            self.claims.allocator.decide(pod, among=verdict.allowed)
+            return self.claims.refusal(pod, verdict)[1]
+        except NotReadyError as error:
+            raise RequestError(str(error)) from error
+
+    def cards_fit_without(self, pod: Pod) -> CardsFit:
+        """Whether cards of a node could take the pod once some pods are gone. Raises RequestError."""
+        if not pod.spec.resource_claims:
+            return self.state.cards_fit_without(self.check(pod))
+        try:
+            return self.claims.allocator.fits_without(self._with_claims(pod))
+        except NotReadyError as error:
+            raise RequestError(str(error)) from error
+
+    def held_by_claims(self, pod: Pod) -> Allocation | None:
+        """The cards of a bound pod's claims; None when it has none."""
+        made = pod.status.extended_resource_claim_status
+        if made is not None:
+            found = self.state.claims.find(pod.metadata.namespace, made.resource_claim_name)
+            claims = [] if found is None else [found]
+        elif pod.spec.resource_claims:
+            claims = self.claims.allocator.claims(self._with_claims(pod))
+        else:
+            return None
+        booked = [(claim.metadata.name, self.engine.ledger.booking(claim_key(claim.metadata.uid))) for claim in claims]
+        parts = tuple(
+            dataclasses.replace(part, name=f"{name}/{part.name}")
+            for name, booking in booked
+            if booking is not None
+            for part in booking.allocation.containers
+        )
+        return Allocation(pod.spec.node_name, parts) if parts else None
+
+    def _asked(self, pod: Pod) -> Request:
+        if not pod.spec.resource_claims:
+            return self.state.asked(pod)
+        try:
+            return self.claims.allocator.request(self._with_claims(pod))
+        except NotReadyError as error:
+            raise RequestError(str(error)) from error
+
+    def _with_claims(self, pod: Pod) -> Pod:
+        """The pod with the claims that Kubernetes would make for it of templates, where it has not yet."""
+        known = pod.status.resource_claim_statuses
+        there = {status.name for status in known}
+        made = tuple(
+            self._made(pod, wanted)
+            for wanted in pod.spec.resource_claims
+            if wanted.resource_claim_template_name and wanted.name not in there
+        )
+        status = msgspec.structs.replace(pod.status, resource_claim_statuses=(*known, *made))
+        return msgspec.structs.replace(pod, status=status)
+
+    def _made(self, pod: Pod, wanted: PodResourceClaim) -> PodResourceClaimStatus:
+        meta, template = pod.metadata, wanted.resource_claim_template_name
+        place = (meta.namespace, template)
+        found = next((one for one in self.snapshot.claim_templates if key_of(one) == place), None)
+        if found is None:
+            raise RequestError(f"there is no claim template {meta.namespace}/{template}: create it")
+        name = f"{meta.name}-{wanted.name}"
+        if self.state.claims.find(meta.namespace, name) is None:
+            owner = OwnerReference(kind="Pod", name=meta.name, uid=meta.uid, controller=True)
+            own = ObjectMeta(
+                name=name, namespace=meta.namespace, uid=f"{meta.uid}/{wanted.name}", owner_references=(owner,)
+            )
+            claim = ResourceClaim(metadata=own, spec=found.spec.spec)
+            self.claims.on_claim(Change(ChangeType.ADDED, None, claim))
+        return PodResourceClaimStatus(name=wanted.name, resource_claim_name=name)
 
     def allowed(self, pod: Pod, verdict: Verdict) -> BoolArray:
         """The rows that the filters allow, without nodes that are being cleared for a more important pod."""
@@ -122,7 +208,9 @@ class DryRun:
         """Place the pod as the scheduler would, here alone. Raises RequestError and PolicyError."""
         self.check(pod)
         verdict = self.feasibility.verdict(pod)
-        return self.state.place(pod, among=self.allowed(pod, verdict), favour=verdict.favour)
+        if not pod.spec.resource_claims:
+            return self.state.place(pod, among=self.allowed(pod, verdict), favour=verdict.favour)
+        return self.claims.place(self._with_claims(pod), among=self.allowed(pod, verdict), favour=verdict.favour)
 
     def promise_volumes(self, pod: Pod, node: str) -> None:
         """Reserve the volumes that a pod on this node would be bound to, so that no later pod gets them."""

@@ -73,7 +73,7 @@ def by_node(dry_run: DryRun, pod: Pod, *, details: int) -> list[NodeAnswer]:
     """
     request = dry_run.check(pod)
     engine, rows = dry_run.engine, dry_run.engine.ledger.columns.rows
-    verdict = dry_run.feasibility.verdict(pod)
+    verdict = dry_run.verdict(pod)
     allowed = dry_run.allowed(pod, verdict)[:rows]
     worths = engine.worths(request)
     favour = None if verdict.favour is None else verdict.favour[:rows]

@@ -14,9 +14,11 @@ from typing import Final, TypeVar
 import msgspec
 
 from shoal.analysis.inspect.use import offered, unit_of_capacity, unit_of_inventory
+from shoal.analysis.installed import namespace_of
 from shoal.analysis.live_load import LoadRules, SeenLoads, read_loads
 from shoal.kube.client import Client
 from shoal.kube.errors import ForbiddenError, NotFoundError
+from shoal.kube.objects.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice
 from shoal.kube.objects.meta import Object
 from shoal.kube.objects.node import Namespace, Node
 from shoal.kube.objects.others import ConfigMap
@@ -26,17 +28,20 @@ from shoal.kube.objects.storage import PersistentVolume, PersistentVolumeClaim, 
 from shoal.kube.resources import (
     CLAIMS,
     CONFIG_MAPS,
+    DEVICE_CLASSES,
     NAMESPACES,
     NODES,
     POD_DISRUPTION_BUDGETS,
     PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
     STORAGE_CLASSES,
     VOLUMES,
-    Key,
     Resource,
     key_of,
 )
-from shoal.model.contract import gpushare, keti, kubernetes, shoal
+from shoal.model.contract import dra, gpushare, keti, kubernetes, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError
 from shoal.placement.policies import POLICIES
@@ -79,6 +84,11 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     volumes: tuple[PersistentVolume, ...] = ()
     claims: tuple[PersistentVolumeClaim, ...] = ()
     storage_classes: tuple[StorageClass, ...] = ()
+    #: Claims of devices, and what they are made of and allocated from.
+    resource_claims: tuple[ResourceClaim, ...] = ()
+    claim_templates: tuple[ResourceClaimTemplate, ...] = ()
+    device_classes: tuple[DeviceClass, ...] = ()
+    resource_slices: tuple[ResourceSlice, ...] = ()
     budgets: tuple[PodDisruptionBudget, ...] = ()
     priority_classes: tuple[PriorityClass, ...] = ()
     #: KETI's policy and gpushare's lists of sick cards.
@@ -89,7 +99,8 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     missing: tuple[str, ...] = ()
 
 
-CONFIGMAP: Final[Key] = (gpushare.EXTENDER_NAMESPACE, "shoal-scheduler")
+#: The scheduler's settings, in the namespace of its installation.
+CONFIGMAP: Final = shoal.NAME_SCHEDULER
 _KEY: Final = "scheduler.yaml"
 _MAX_TEXT: Final = 1 << 16
 #: Newest decisions that are looked at for the policy.
@@ -102,16 +113,17 @@ def settings_of(
     """What the scheduler is set to, and what is wrong with its ConfigMap in words."""
     problems: list[str] = []
     config = None
+    place = "/".join(key_of(configmap)) if configmap is not None else ""
     if configmap is not None and _KEY in configmap.data:
         try:
             config = _read(configmap.data[_KEY])
         except ValueError as error:
-            problems.append(f"the settings in ConfigMap {'/'.join(CONFIGMAP)} cannot be read and do not count: {error}")
+            problems.append(f"the settings in ConfigMap {place} cannot be read and do not count: {error}")
     if config is not None:
         return SchedulerSettings(
             memory_unit=unit or config.memory_unit,
             policy=config.policy,
-            policy_from=f"ConfigMap {'/'.join(CONFIGMAP)}",
+            policy_from=f"ConfigMap {place}",
             policy_namespaces=config.policy_namespaces,
             # The stock kube-scheduler asks the extender about the pods that name it.
             scheduler_names=(*config.scheduler_names, kubernetes.DEFAULT_SCHEDULER),
@@ -183,8 +195,10 @@ def _decided_by(pods: Sequence[Pod]) -> tuple[str, str]:
 T = TypeVar("T")
 
 _STORAGE: Final = "pods with volumes may be told wrong"
+_DEVICES: Final = "pods with claims of devices may be told wrong"
 _SICK: Final = "cards that gpushare's lists call unhealthy count as healthy"
 _POLICY_PLACES: Final = (keti.NAMESPACE, gpushare.EXTENDER_NAMESPACE)
+_POLICY_NAMES: Final = keti.POLICY_CONFIGMAPS
 
 
 async def read_snapshot(client: Client, *, unit: MemoryUnit | None = None) -> ClusterSnapshot:
@@ -200,11 +214,20 @@ async def read_snapshot(client: Client, *, unit: MemoryUnit | None = None) -> Cl
     storage = asyncio.gather(
         reading.all(VOLUMES, _STORAGE), reading.all(CLAIMS, _STORAGE), reading.all(STORAGE_CLASSES, _STORAGE)
     )
-    (nodes, pods, namespaces, budgets, priorities), (volumes, claims, classes), maps, loads = await asyncio.gather(
-        workloads, storage, reading.config_maps(), read_loads(client)
+    devices = asyncio.gather(
+        reading.all(RESOURCE_CLAIMS, _DEVICES),
+        reading.all(RESOURCE_CLAIM_TEMPLATES, _DEVICES),
+        reading.all(DEVICE_CLASSES, _DEVICES),
+        reading.all(RESOURCE_SLICES, _DEVICES),
     )
-    found = {key_of(one): one for one in maps}
-    settings, problem = settings_of(nodes.items, pods.items, found.pop(CONFIGMAP, None), unit=unit)
+    (
+        (nodes, pods, namespaces, budgets, priorities),
+        (volumes, claims, classes),
+        (device_claims, templates, device_classes, slices),
+        (maps, own),
+        loads,
+    ) = await asyncio.gather(workloads, storage, devices, reading.config_maps(), read_loads(client))
+    settings, problem = settings_of(nodes.items, pods.items, own, unit=unit)
     return ClusterSnapshot(
         settings=settings,
         nodes=tuple(nodes.items),
@@ -213,9 +236,13 @@ async def read_snapshot(client: Client, *, unit: MemoryUnit | None = None) -> Cl
         volumes=volumes,
         claims=claims,
         storage_classes=classes,
+        resource_claims=device_claims,
+        claim_templates=templates,
+        device_classes=device_classes,
+        resource_slices=tuple(one for one in slices if one.spec.driver == dra.DRIVER),
         budgets=budgets,
         priority_classes=priorities,
-        config_maps=tuple(found.values()),
+        config_maps=tuple({key_of(one): one for one in maps}.values()),
         loads=loads,
         missing=tuple(dict.fromkeys([*reading.missing, *problem])),
     )
@@ -239,14 +266,16 @@ class _SnapshotReader:
             pass
         return ()
 
-    async def config_maps(self) -> list[ConfigMap]:
-        """KETI's policy, gpushare's lists of sick cards, and the scheduler's settings."""
-        places = [(namespace, name) for namespace in _POLICY_PLACES for name in keti.POLICY_CONFIGMAPS]
-        listed, named = await asyncio.gather(
+    async def config_maps(self) -> tuple[list[ConfigMap], ConfigMap | None]:
+        """KETI's policy and gpushare's lists of sick cards; and the scheduler's settings."""
+        home = await namespace_of(self._client)
+        places = dict.fromkeys((namespace, name) for namespace in (*_POLICY_PLACES, home) for name in _POLICY_NAMES)
+        listed, named, own = await asyncio.gather(
             self.all(CONFIG_MAPS, _SICK, namespace=gpushare.UNHEALTHY_CONFIGMAP_NAMESPACE),
-            asyncio.gather(*(self._config_map(*place) for place in (*places, CONFIGMAP))),
+            asyncio.gather(*(self._config_map(*place) for place in places)),
+            self._config_map(home, CONFIGMAP),
         )
-        return [*(one for one in listed if _lists_cards(one)), *(one for one in named if one is not None)]
+        return [*filter(_lists_cards, listed), *(one for one in named if one is not None)], own
 
     async def _config_map(self, namespace: str, name: str) -> ConfigMap | None:
         try:

@@ -24,6 +24,19 @@ import msgspec
 
 from shoal.analysis.errors import SnapshotError
 from shoal.analysis.snapshot import ClusterSnapshot, PriorityClass
+from shoal.kube.objects.claims import (
+    AllocationResult,
+    DeviceAllocation,
+    DeviceClaim,
+    DeviceClass,
+    DeviceClassSpec,
+    ResourceClaim,
+    ResourceClaimSpec,
+    ResourceClaimStatus,
+    ResourceClaimTemplate,
+    ResourceClaimTemplateSpec,
+    ResourceSlice,
+)
 from shoal.kube.objects.meta import ObjectMeta, ObjectReference, OwnerReference
 from shoal.kube.objects.node import Namespace, Node, NodeSpec, NodeStatus
 from shoal.kube.objects.others import ConfigMap
@@ -31,7 +44,7 @@ from shoal.kube.objects.pod import Container, ContainerPort, Pod, PodSpec, PodSt
 from shoal.kube.objects.policy import PodDisruptionBudget
 from shoal.kube.objects.storage import PersistentVolume, PersistentVolumeClaim, StorageClass
 from shoal.kube.resources import key_of
-from shoal.model.contract import gpushare, groups, keti, kubernetes, shoal
+from shoal.model.contract import clusters, gpushare, groups, keti, kubernetes, mechanisms, shoal
 from shoal.model.contract.decisions import DECISION_ANNOTATIONS
 from shoal.model.errors import shown
 from shoal.model.pod import ANNOTATIONS_READ
@@ -51,7 +64,7 @@ _ASKED: Final = frozenset(
     }
 )
 #: On a node: its cards.
-_INVENTORY: Final = frozenset({shoal.ANNOTATION_GPUS})
+_INVENTORY: Final = frozenset({shoal.ANNOTATION_GPUS, mechanisms.ANNOTATION_MECHANISMS})
 #: On claims and volumes.
 _VOLUMES: Final = frozenset(
     {
@@ -65,7 +78,7 @@ _VOLUMES: Final = frozenset(
 
 _NOTHING: frozenset[str] = frozenset()
 #: On a pod: the decision, whoever made it, and what it asks for.
-_POD = _ASKED | frozenset(DECISION_ANNOTATIONS)
+_POD = _ASKED | frozenset({*DECISION_ANNOTATIONS, clusters.ANNOTATION_DISPATCH})
 _CONFIG = frozenset({gpushare.UNHEALTHY_KEY, *keti.encode_policy(keti.DEFAULT_POLICY)})
 
 
@@ -79,6 +92,12 @@ def cleaned(snapshot: ClusterSnapshot) -> ClusterSnapshot:
         volumes=tuple(_volume(one) for one in snapshot.volumes),
         claims=tuple(_claim(one) for one in snapshot.claims),
         storage_classes=tuple(_storage_class(one) for one in snapshot.storage_classes),
+        resource_claims=tuple(_resource_claim(one) for one in snapshot.resource_claims),
+        claim_templates=tuple(_claim_template(one) for one in snapshot.claim_templates),
+        device_classes=tuple(_device_class(one) for one in snapshot.device_classes),
+        resource_slices=tuple(
+            ResourceSlice(metadata=_meta(one.metadata, _NOTHING), spec=one.spec) for one in snapshot.resource_slices
+        ),
         budgets=tuple(_budget(one) for one in snapshot.budgets),
         priority_classes=tuple(_priority_class(one) for one in snapshot.priority_classes),
         config_maps=tuple(_config_map(one) for one in snapshot.config_maps),
@@ -133,14 +152,43 @@ def _pod(pod: Pod) -> Pod:
             tolerations=spec.tolerations,
             scheduling_gates=spec.scheduling_gates,
             volumes=tuple(_claim_of(one) for one in spec.volumes if _is_claim(one)),
+            resource_claims=spec.resource_claims,
         ),
         status=PodStatus(
             phase=status.phase,
             start_time=status.start_time,
             nominated_node_name=status.nominated_node_name,
             conditions=tuple(one for one in status.conditions if one.type == "PodScheduled"),
+            resource_claim_statuses=status.resource_claim_statuses,
+            extended_resource_claim_status=status.extended_resource_claim_status,
         ),
     )
+
+
+def _resource_claim(claim: ResourceClaim) -> ResourceClaim:
+    allocation = claim.status.allocation
+    if allocation is not None:
+        devices = DeviceAllocation(results=allocation.devices.results)
+        allocation = AllocationResult(devices=devices, node_selector=allocation.node_selector)
+    return ResourceClaim(
+        metadata=_meta(claim.metadata, _NOTHING, owners=True),
+        spec=_claim_spec(claim.spec),
+        status=ResourceClaimStatus(allocation=allocation, reserved_for=claim.status.reserved_for),
+    )
+
+
+def _claim_template(template: ResourceClaimTemplate) -> ResourceClaimTemplate:
+    spec = ResourceClaimTemplateSpec(spec=_claim_spec(template.spec.spec))
+    return ResourceClaimTemplate(metadata=_meta(template.metadata, _NOTHING), spec=spec)
+
+
+def _claim_spec(spec: ResourceClaimSpec) -> ResourceClaimSpec:
+    """What is asked for, without the settings for drivers."""
+    return ResourceClaimSpec(devices=DeviceClaim(requests=spec.devices.requests, constraints=spec.devices.constraints))
+
+
+def _device_class(known: DeviceClass) -> DeviceClass:
+    return DeviceClass(metadata=_meta(known.metadata, _NOTHING), spec=DeviceClassSpec(selectors=known.spec.selectors))
 
 
 def _container(container: Container) -> Container:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -10,12 +11,14 @@ import numpy as np
 
 from shoal.analysis.dry_run import DryRun, full_name
 from shoal.analysis.node_fit import Answer, NodeAnswer, by_node
+from shoal.analysis.words import counted, listed
 from shoal.kube.objects.pod import Container, Pod, Resources
 from shoal.model.contract import gpushare
 from shoal.model.errors import RequestError
 from shoal.model.request import ContainerRequest, Share, accepts
 from shoal.placement.columns import BoolArray
 from shoal.placement.ledger import NodeLedger
+from shoal.scheduler.claims.errors import SearchLimitError
 from shoal.scheduler.diagnosis import diagnose
 from shoal.scheduler.preemption import PodOnNode, candidate_limit, choose, may_preempt
 
@@ -36,16 +39,47 @@ class Unschedulable(Answer, frozen=True):
 
 def unschedulable(dry_run: DryRun, pod: Pod, *, details: int) -> Unschedulable:
     """Why each node refuses a pod that fits nowhere, and what would help. Raises RequestError and PolicyError."""
-    verdict = dry_run.feasibility.verdict(pod)
+    verdict = dry_run.verdict(pod)
     diagnosis = diagnose(dry_run.engine, dry_run.check(pod), verdict)
-    giving_way = preempts(dry_run, pod, diagnosis.candidates)
+    giving_way = fewest = None
+    with contextlib.suppress(SearchLimitError):  # nobody gives way to claims that are too hard to serve
+        giving_way = preempts(dry_run, pod, diagnosis.candidates)
+        fewest = None if giving_way else fewest_victims(dry_run, pod, diagnosis.candidates)
     return Unschedulable(
         message=diagnosis.message,
         nodes=tuple(by_node(dry_run, pod, details=details)),
         preempts=giving_way,
-        clearing=None if giving_way else fewest_victims(dry_run, pod, diagnosis.candidates),
-        would_fit_mib=would_fit_mib(dry_run, pod),
+        clearing=fewest,
+        would_fit_mib=None if pod.spec.resource_claims else would_fit_mib(dry_run, pod),
     )
+
+
+#: Nodes with room for the pod that are named.
+_ROOMY: Final = 3
+
+
+def what_helps(lacking: Unschedulable) -> list[str]:
+    """The smallest changes that would let the pod in, a sentence each. A node without a name is not told."""
+    lines = []
+    if lacking.preempts is not None:
+        room = lacking.preempts
+        where = f" on {room.node}" if room.node else ""
+        lines.append(f"The scheduler makes room{where}: {listed(room.pods)} must give way.")
+    if lacking.would_fit_mib:
+        lines.append(f"With {lacking.would_fit_mib} MiB per card or less it would fit now.")
+    if lacking.clearing is not None:
+        room = lacking.clearing
+        where = f" on {room.node}" if room.node else ""
+        lines.append(f"Were {listed(room.pods)} gone, it would fit{where}; the scheduler sends nobody away.")
+    loaded = [node.node for node in lacking.nodes if node.by_live_load]
+    if loaded:
+        have = "has" if len(loaded) == 1 else "have"
+        lines.append(f"{listed(loaded)} {have} room by requests: when less is used beyond them, it is tried again.")
+    roomy = [node for node in lacking.nodes if node.has_room]
+    lines += [f"{one.node} has room, were it not for {one.refused_by}: {one.why}." for one in roomy[:_ROOMY]]
+    if len(roomy) > _ROOMY:
+        lines.append(f"So {'has' if len(roomy) == _ROOMY + 1 else 'have'} {counted(len(roomy) - _ROOMY, 'more node')}.")
+    return lines or ["No pod's leaving would help: it takes another node, or another request."]
 
 
 Fits = Callable[[str, frozenset[str]], bool]
@@ -92,7 +126,8 @@ def fewest_victims(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVict
         if node is None:
             continue
         # The smallest are spared first, so that few large ones are left.
-        pods = sorted(node.pods, key=lambda uid: _size(dry_run, uid))
+        there = [uid for uid in node.pods if dry_run.state.pod(uid) is not None]
+        pods = sorted(there, key=lambda uid: _size(dry_run, uid))
         away = set(pods)
         if not away or not fits(name, frozenset(away)):
             continue
@@ -105,7 +140,7 @@ def fewest_victims(dry_run: DryRun, pod: Pod, candidates: BoolArray) -> NodeVict
 
 
 def _fits(dry_run: DryRun, pod: Pod) -> Fits:
-    cards_fit = dry_run.engine.fits_without(dry_run.check(pod))
+    cards_fit = dry_run.cards_fit_without(pod)
 
     def fits(node: str, gone: frozenset[str]) -> bool:
         row = dry_run.state.row(node)

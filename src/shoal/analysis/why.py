@@ -17,12 +17,15 @@ from shoal.kube.objects.others import Event
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import EVENTS
 from shoal.model.bound import allocation_of
+from shoal.model.contract import clusters
 from shoal.model.contract.groups import decode_group
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.gpu import NodeGpus
 from shoal.model.manifest import pod_parts
 from shoal.placement.errors import PolicyError
 
+#: The state of a pod that was sent to a joined cluster.
+_ELSEWHERE = "elsewhere"
 #: Newest events that are told.
 _EVENTS = 5
 
@@ -40,11 +43,14 @@ class PodExplanation(Answer, frozen=True):
     """What is told of one pod: where it is or would go, and why; or why it waits."""
 
     pod: str
-    #: pending, placed, or finished.
+    #: pending, placed, elsewhere, or finished.
     state: str
     asks: str = ""
     policy: str = ""
     policy_from: str = ""
+    #: The joined cluster that it was sent to, and where it is there.
+    cluster: str = ""
+    where: str = ""
     #: Why it cannot be placed as it is written.
     refused: str = ""
     #: What keeps it from being tried: gates, a group that is not complete, another scheduler.
@@ -82,9 +88,7 @@ async def read_events(client: Client, name: str, *, namespace: str) -> Sequence[
 def explain_pod(dry_run: DryRun, pod: Pod, *, events: Iterable[Event] = (), details: int) -> PodExplanation:
     """Why the pod is where it is, or why it waits. The dry run is changed by it: do not use it afterwards."""
     condition = next((one.message or "" for one in pod.status.conditions if one.type == "PodScheduled"), "")
-    known = PodExplanation(
-        full_name(pod), _state(pod), condition=condition, events=tuple(_said(one) for one in _newest(events))
-    )
+    known = PodExplanation(full_name(pod), _state(pod), condition=condition, events=told_events(events))
     try:
         request = dry_run.check(pod)
         policy = dry_run.engine.policy_for(request).name
@@ -94,6 +98,9 @@ def explain_pod(dry_run: DryRun, pod: Pod, *, events: Iterable[Event] = (), deta
     known = _with(known, asks=asked(request), policy=policy, policy_from=own)
     if not request.containers or finished(pod):
         return known
+    if known.state == _ELSEWHERE:
+        told = (one.message for one in pod.status.conditions if one.type == clusters.CONDITION_DISPATCHED)
+        return _with(known, cluster=clusters.sent_to(pod.metadata.annotations), where=next(told, "") or "")
     known = _with(known, live_load=dry_run.live_load)
     if pod.spec.node_name:
         return _placed(known, dry_run, pod, details)
@@ -112,6 +119,9 @@ def _pending(known: PodExplanation, dry_run: DryRun, pod: Pod, details: int) -> 
 def _placed(known: PodExplanation, dry_run: DryRun, pod: Pod, details: int) -> PodExplanation:
     booking = dry_run.engine.ledger.booking(pod.metadata.uid)
     record, problem = _record(dry_run, pod)
+    claimed = dry_run.held_by_claims(pod)
+    if claimed is not None:
+        return _with(known, placed=placed_as(dry_run, pod, claimed), record="its claims")
     if booking is not None:
         # What the record names is what decided then; the policy told before is the one in force now.
         known = _with(known, placed=placed_as(dry_run, pod, booking.allocation))
@@ -171,7 +181,14 @@ def _same_group(other: Pod, pod: Pod, name: str) -> bool:
 def _state(pod: Pod) -> str:
     if finished(pod):
         return "finished"
-    return "placed" if pod.spec.node_name else "pending"
+    if pod.spec.node_name:
+        return "placed"
+    return _ELSEWHERE if clusters.sent_to(pod.metadata.annotations) else "pending"
+
+
+def told_events(events: Iterable[Event]) -> tuple[PodEvent, ...]:
+    """The newest events of a pod, in words."""
+    return tuple(_said(one) for one in _newest(events))
 
 
 def _newest(events: Iterable[Event]) -> list[Event]:

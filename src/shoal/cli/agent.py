@@ -45,6 +45,13 @@ _LOOK_SECONDS = 5.0
 )
 @click.option("--nvidia-config-default", metavar="KEY", help="The key for nodes without that label.")
 @click.option(
+    "--mig-strategy",
+    type=click.Choice(list(nvidia.MIG_STRATEGIES)),
+    envvar=nvidia.ENV_MIG_STRATEGY,
+    help="How MIG partitions are served where it says nothing.",
+)
+@click.option("--claims", is_flag=True, default=None, help="Offer the cards as claims (DRA) too.")
+@click.option(
     "--disable-health-checks",
     envvar=nvidia.ENV_DISABLE_HEALTH_CHECKS,
     metavar="LIST",
@@ -57,6 +64,9 @@ _LOOK_SECONDS = 5.0
 @click.option("--port", type=int, help="Its port; 0 takes a free one.")
 @click.option("--device-plugins", type=_FOLDER, metavar="DIR", help="kubelet's folder of plugins.")
 @click.option("--pod-resources", type=_FOLDER, metavar="SOCKET", help="kubelet's PodResources.")
+@click.option("--plugins-registry", type=_FOLDER, metavar="DIR", help="Where DRA drivers register with kubelet.")
+@click.option("--plugins", type=_FOLDER, metavar="DIR", help="Where DRA drivers have their sockets.")
+@click.option("--host-plugins", type=_FOLDER, metavar="DIR", help="Where kubelet sees them.")
 @click.option("--cdi", type=_FOLDER, multiple=True, metavar="DIR", help="CDI specs; the last is written to.")
 @click.option("--dev", type=_FOLDER, metavar="DIR", help="Where the host's device nodes are seen.")
 @click.option("--host-dev", type=_FOLDER, metavar="DIR", help="Where they are on the host; /dev unless given.")
@@ -69,6 +79,9 @@ def agent(
     context: str,
     device_plugins: Path | None,
     pod_resources: Path | None,
+    plugins_registry: Path | None,
+    plugins: Path | None,
+    host_plugins: Path | None,
     cdi: tuple[Path, ...],
     dev: Path | None,
     host_dev: Path | None,
@@ -101,6 +114,9 @@ def agent(
     places = {
         "device_plugins": device_plugins,
         "pod_resources": pod_resources,
+        "plugins_registry": plugins_registry,
+        "plugins": plugins,
+        "host_plugins": host_plugins,
         "cdi": cdi or None,
         "dev": dev,
         "host_dev": host_dev,

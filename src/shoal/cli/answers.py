@@ -11,16 +11,14 @@ import msgspec
 
 from shoal.analysis.node_fit import NodeAnswer
 from shoal.analysis.policy_diff import PlacementComparison, PodPlace
-from shoal.analysis.unschedulable import Unschedulable
-from shoal.analysis.words import cards, counted, listed
+from shoal.analysis.unschedulable import Unschedulable, what_helps
+from shoal.analysis.words import cards, counted
 from shoal.cli.output import aligned, emit, styled
 
 #: Nodes that are told one by one, unless all are asked for.
 NODES: Final = 10
 #: More than any cluster has.
 ALL: Final = 1_000_000
-#: Nodes with room for the pod that are named.
-_ROOMY: Final = 3
 
 
 def say(text: str = "", colour: str = "") -> None:
@@ -52,28 +50,8 @@ def refusals(nodes: Sequence[NodeAnswer], *, most: int) -> None:
 
 def help_for(lacking: Unschedulable) -> None:
     """The smallest changes that would let the pod in."""
-    lines = []
-    if lacking.preempts is not None:
-        lines.append(
-            f"The scheduler makes room on {lacking.preempts.node}: {listed(lacking.preempts.pods)} must give way."
-        )
-    if lacking.would_fit_mib:
-        lines.append(f"With {lacking.would_fit_mib} MiB per card or less it would fit now.")
-    if lacking.clearing is not None:
-        room = lacking.clearing
-        lines.append(f"Were {listed(room.pods)} gone, it would fit on {room.node}; the scheduler sends nobody away.")
-    loaded = [node.node for node in lacking.nodes if node.by_live_load]
-    if loaded:
-        have = "has" if len(loaded) == 1 else "have"
-        lines.append(f"{listed(loaded)} {have} room by requests: when less is used beyond them, it is tried again.")
-    roomy = [node for node in lacking.nodes if node.has_room]
-    lines += [f"{one.node} has room, were it not for {one.refused_by}: {one.why}." for one in roomy[:_ROOMY]]
-    if len(roomy) > _ROOMY:
-        lines.append(f"So {'has' if len(roomy) == _ROOMY + 1 else 'have'} {counted(len(roomy) - _ROOMY, 'more node')}.")
-    if not lines:
-        lines.append("No pod's leaving would help: it takes another node, or another request.")
     say("\nWhat would help:")
-    for line in lines:
+    for line in what_helps(lacking):
         say(f"  {line}")
 
 

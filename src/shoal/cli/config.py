@@ -45,6 +45,7 @@ def config() -> None:
 )
 @click.option("--kubeconfig", type=click.Path(path_type=Path), metavar="FILE", help="How to reach the cluster.")
 @click.option("--context", default="", metavar="NAME", help="The context of the kubeconfig to use.")
+@click.option("--namespace", "-n", default="", help="Where Shoal is installed; else found, or kube-system.")
 @click.option("--secret", metavar="NAMESPACE/NAME", help="The Secret of the extender's certificates, if not the usual.")
 @click.option(
     "--weight", type=click.IntRange(1, 1000), help="How much Shoal's scores count beside kube-scheduler's own."
@@ -60,6 +61,7 @@ def kube_scheduler(
     rotate_client: bool,
     kubeconfig: Path | None,
     context: str,
+    namespace: str,
     secret: str | None,
     weight: int | None,
 ) -> None:
@@ -77,6 +79,7 @@ def kube_scheduler(
     """
     from shoal.http.errors import TlsError
     from shoal.kube.errors import KubeError
+    from shoal.model.contract import gpushare
     from shoal.scheduler.errors import ConfigurationError
     from shoal.scheduler.kube_scheduler import (
         MOUNTED,
@@ -104,9 +107,16 @@ def kube_scheduler(
         elif not plain and SchedulerMode(mode) is SchedulerMode.SECOND and not rotate_client:
             tls = MOUNTED
         elif not plain:
-            tls = asyncio.run(_client_half(kubeconfig, context, secret, rotate=rotate_client))
+            tls = asyncio.run(_client_half(kubeconfig, context, namespace, secret, rotate=rotate_client))
             tls = MOUNTED if SchedulerMode(mode) is SchedulerMode.SECOND else tls
-        text = configuration(version, mode=SchedulerMode(mode), url=url, tls=tls, weight=weight or WEIGHT)
+        text = configuration(
+            version,
+            mode=SchedulerMode(mode),
+            url=url,
+            tls=tls,
+            weight=weight or WEIGHT,
+            namespace=namespace or gpushare.EXTENDER_NAMESPACE,
+        )
         if form is ConfigForm.POLICY:
             click.echo(
                 instructions(version, mode=SchedulerMode(mode), secret=isinstance(tls, InlineClientTls)), err=True
@@ -118,25 +128,26 @@ def kube_scheduler(
     click.echo(text, nl=False)
 
 
-async def _client_half(kubeconfig: Path | None, context: str, secret: str | None, *, rotate: bool) -> InlineClientTls:
+async def _client_half(
+    kubeconfig: Path | None, context: str, namespace: str, secret: str | None, *, rotate: bool
+) -> InlineClientTls:
     """kube-scheduler's half of the extender's certificates, made anew first if asked for."""
+    from shoal.analysis.installed import namespace_of
     from shoal.http.errors import TlsError
     from shoal.kube.access.kubeconfig import load_access
     from shoal.kube.client import Client
-    from shoal.model.contract import gpushare
     from shoal.scheduler.certificates import BundleSecret
     from shoal.scheduler.config import SECRET
     from shoal.scheduler.kube_scheduler import InlineClientTls
 
-    namespace, _, name = (secret or f"{gpushare.EXTENDER_NAMESPACE}/{SECRET}").rpartition("/")
     access = load_access(environ=os.environ, home=Path.home(), kubeconfig=kubeconfig, context=context)
     async with Client(access) as client:
-        kept = BundleSecret(
-            client, namespace=namespace or gpushare.EXTENDER_NAMESPACE, name=name, now=lambda: datetime.now(UTC)
-        )
+        place, _, name = (secret or SECRET).rpartition("/")
+        place = place or namespace or await namespace_of(client)
+        kept = BundleSecret(client, namespace=place, name=name, now=lambda: datetime.now(UTC))
         bundle = await (kept.rotate_client() if rotate else kept.read())
     if bundle is None:
         raise TlsError(
-            f"Secret {namespace}/{name} holds none yet: start the scheduler first, or use --plain for one without TLS"
+            f"Secret {place}/{name} holds none yet: start the scheduler first, or use --plain for one without TLS"
         )
     return InlineClientTls(bundle.authority.certificate, bundle.client.certificate, bundle.client.key)

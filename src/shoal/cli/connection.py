@@ -117,7 +117,7 @@ def measuring(command: Command) -> Command:
         "--metrics-account",
         default="",
         metavar="NAMESPACE/NAME",
-        help="The ServiceAccount whose token collectors are shown; else kube-system/shoal-metrics-viewer.",
+        help="The ServiceAccount whose token collectors are shown; else shoal-history/shoal-metrics-viewer.",
     )
     @click.option(
         "--metrics-way",

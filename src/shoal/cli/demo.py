@@ -54,7 +54,7 @@ def demo(examples: Path | None, policy: str) -> None:
     shoal demo --policy binpack
     """
     quiet_grpc()
-    from shoal.embedded.policies.cel import CelError
+    from shoal.embedded.policies.errors import CelError
     from shoal.placement.errors import PolicyError
     from shoal.placement.policies import policy_named
 

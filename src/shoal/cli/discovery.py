@@ -11,7 +11,7 @@ import click
 
 from shoal.cli import settings
 from shoal.cli.service import until_ended
-from shoal.model.contract import gpushare
+from shoal.model.contract import gpushare, nvidia
 
 _FILE = click.Path(path_type=Path)
 
@@ -31,8 +31,16 @@ _FILE = click.Path(path_type=Path)
     "--nvidia-config-map", metavar="NAMESPACE/NAME", help="The same in a ConfigMap; the node's label names the key."
 )
 @click.option("--nvidia-config-default", metavar="KEY", help="The key for nodes without that label.")
+@click.option(
+    "--mig-strategy",
+    type=click.Choice(list(nvidia.MIG_STRATEGIES)),
+    envvar=nvidia.ENV_MIG_STRATEGY,
+    help="How MIG partitions are served where it says nothing.",
+)
 @click.option("--grace-seconds", type=float, metavar="S", help="No sign of a card for so long: there is none.")
 @click.option("--lease-namespace", metavar="NAME", help="Where the leader's Lease is.")
+@click.option("--host", help="Where probes are answered.")
+@click.option("--port", type=int, help="Their port; none, no probes.")
 @settings.log_level
 def discovery(
     path: Path | None,

@@ -28,19 +28,21 @@ _WIDEST_CHECK: Final = 11
 @click.command(short_help="Find what is wrong with an installation, and how to put it right.")
 @connected
 @click.option("--here", is_flag=True, help="Look at this machine instead: driver, kubelet, CDI. For nodes, as root.")
+@click.option("--node", default="", metavar="NAME", help="Explain one node: the step it is at, why, and what to do.")
 @output()
-def doctor(connection: ClusterConnection, here: bool, form: str | None) -> None:
+def doctor(connection: ClusterConnection, here: bool, node: str, form: str | None) -> None:
     """Find what is wrong with an installation, and how to put it right. Reads only; exits with 1 if a check failed.
 
     \b
     Examples:
       shoal doctor                    the cluster of the current context
       shoal doctor --context prod -o json
+      shoal doctor --node gpu-1       what a node waits for on its way to serving cards
       shoal doctor --here             on a node: driver, kubelet's sockets, CDI, cgroups
 
     What it needs to read is in deploy/rbac/viewer.yaml; what it may not read is told as unknown.
     """
-    findings = list(_here() if here else _cluster(connection))
+    findings = list(_here() if here else _cluster(connection, node))
     if form is not None:
         emit([finding.document() for finding in findings], form)
     else:
@@ -49,11 +51,13 @@ def doctor(connection: ClusterConnection, here: bool, form: str | None) -> None:
         sys.exit(1)
 
 
-def _cluster(connection: ClusterConnection) -> Iterator[Finding]:
+def _cluster(connection: ClusterConnection, node: str) -> Iterator[Finding]:
     from shoal.analysis.doctor.examine import examine
     from shoal.analysis.doctor.installation import read_installation
+    from shoal.analysis.doctor.setup import explain
 
-    return examine(ask(connection, lambda client, _: read_installation(client)))
+    installation = ask(connection, lambda client, _: read_installation(client))
+    return explain(installation, node) if node else examine(installation)
 
 
 def _here() -> Iterator[Finding]:

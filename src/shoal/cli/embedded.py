@@ -7,16 +7,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 from shoal.agent import app as agent
 from shoal.agent.config import FAMILIES, AgentConfig
+from shoal.dashboard import app as dashboard
+from shoal.dashboard.config import DashboardConfig
+from shoal.discovery import app as discovery
+from shoal.discovery.config import DiscoveryConfig
 from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.controllers.loop import Controllers
 from shoal.embedded.kinds import NODES
@@ -24,9 +30,11 @@ from shoal.embedded.nodes.app import Nodes
 from shoal.embedded.nodes.cluster import NodeDescription
 from shoal.embedded.nodes.host import Host
 from shoal.embedded.store import Object
+from shoal.gpu.simulated import SimulatedNvml
 from shoal.kube.access.credentials import Access
 from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.client import Client
+from shoal.kube.errors import LeadershipLostError
 from shoal.kubelet.host_paths import HostPaths
 from shoal.metrics import app as metrics
 from shoal.metrics.config import MetricsConfig
@@ -34,10 +42,13 @@ from shoal.metrics.digest import DigestSettings
 from shoal.metrics.history_server import HistorySettings
 from shoal.metrics.processes import ContainerRef, container_in
 from shoal.metrics.snapshot import LatestSnapshot
-from shoal.model.contract import keti, kubernetes, shoal
+from shoal.model.contract import keti, kubernetes, nvidia, shoal
+from shoal.model.contract.clusters import NAMESPACE_MANAGER
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.scheduler import app as scheduler
-from shoal.scheduler.config import ElectionConfig, SchedulerConfig
+from shoal.scheduler.config import SECRET, ElectionConfig, OfferConfig, SchedulerConfig, TlsConfig
+
+log = logging.getLogger(__name__)
 
 #: On one machine nobody but its users should reach the cluster.
 _LOOPBACK: Final = "127.0.0.1"
@@ -65,6 +76,10 @@ class EmbeddedPlan:
     metrics: bool = False
     #: How often they read the cards.
     metrics_seconds: float = 5.0
+    #: Whether nodes are labelled with what they have.
+    discovery: bool = False
+    #: Whether its scheduler makes offers to a cluster manager.
+    offers: bool = False
     #: When they tell the scheduler what is used.
     digest: DigestSettings = field(default_factory=DigestSettings)
 
@@ -79,6 +94,9 @@ class EmbeddedCluster:
         self.nodes = Nodes(self.api, plan.nodes, directory / "nodes")
         #: By node, what its collector last saw.
         self.measured: dict[str, LatestSnapshot] = {}
+        #: The port on which its scheduler makes offers, once `offering` is set.
+        self.offer_port = 0
+        self.offering = asyncio.Event()
         self._group = asyncio.TaskGroup()
         self._tasks: list[asyncio.Task[None]] = []
         self._gc_threshold = gc.get_threshold()
@@ -111,9 +129,14 @@ class EmbeddedCluster:
             memory_unit=self.plan.unit,
             policy=self.plan.policy,
             election=ElectionConfig(enabled=False),
+            tls=TlsConfig(secret=SECRET) if self.plan.offers else None,
+            offer=OfferConfig(enabled=self.plan.offers, host=_LOOPBACK, port=0),
         )
         self._start("scheduler", self._scheduler(config, access))
         self._start("agents", self._agents(access))
+        if self.plan.discovery:
+            leader = partial(discovery.run_leader, DiscoveryConfig(), access, identity="embedded")
+            self._start("discovery", run_anew("discovery", leader))
         return self
 
     async def __aexit__(
@@ -129,6 +152,22 @@ class EmbeddedCluster:
             await self.api.__aexit__(kind, error, trace)
             gc.set_threshold(*self._gc_threshold)
             SSLProtocol.max_size = self._tls_buffer
+
+    @contextlib.asynccontextmanager
+    async def dashboard(self, port: int = 0) -> AsyncIterator[dashboard.Serving]:
+        """Serve its dashboard while the block lasts, on loopback and without TLS."""
+        access = load_access(environ=os.environ, home=Path.home(), kubeconfig=self.kubeconfig)
+        manager = NAMESPACE_MANAGER if self.plan.offers else ""
+        config = DashboardConfig(host=_LOOPBACK, port=port, memory_unit=self.plan.unit, manager_namespace=manager)
+        served: asyncio.Future[dashboard.Serving] = asyncio.get_running_loop().create_future()
+        # One that fails ends the block with its error, before it serves too.
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(dashboard.run(config, access, serving=served.set_result), name="dashboard")
+            serving = await served
+            try:
+                yield serving
+            finally:
+                task.cancel()
 
     async def ready(self) -> None:
         """Return when all nodes are Ready and offer their cards."""
@@ -162,11 +201,18 @@ class EmbeddedCluster:
                 await starting.acquire()
                 self._start(f"agent of {kubelet.name}", self._agent(kubelet.host, access))
                 self._start(f"start of {kubelet.name}", settle(kubelet.host.spec))
+                if self.plan.discovery:
+                    self._start(f"worker of {kubelet.name}", self._worker(kubelet.host, access))
                 if self.plan.metrics:
                     self._start(f"collector of {kubelet.name}", self._collector(kubelet.host, access))
 
     def _scheduler(self, config: SchedulerConfig, access: Access) -> Coroutine[None, None, None]:
-        return scheduler.run(config, access, identity="embedded")
+        def serving(ports: scheduler.Ports) -> None:
+            if ports.offer is not None:
+                self.offer_port = ports.offer
+                self.offering.set()
+
+        return scheduler.run(config, access, identity="embedded", serving=serving)
 
     def _agent(self, host: Host, access: Access) -> Coroutine[None, None, None]:
         return agent.run(
@@ -180,6 +226,15 @@ class EmbeddedCluster:
                 run=host.folders.run,
                 pod_cgroups=host.folders.cgroups,
             ),
+        )
+
+    def _worker(self, host: Host, access: Access) -> Coroutine[None, None, None]:
+        root = host.folders.root / "sys"
+        write_bus(root, [card.pci for card in host.nvml.survey().cards])
+        config = DiscoveryConfig(node_name=host.spec.name, sys_root=str(root))
+        # The agent's driver is its own: who closes it ends its watches.
+        return discovery.run_worker(
+            config, access, lambda: SimulatedNvml(host.spec.cards, clock=lambda: 0.0, seed=host.spec.name)
         )
 
     def _collector(self, host: Host, access: Access) -> Coroutine[None, None, None]:
@@ -199,6 +254,15 @@ class EmbeddedCluster:
         self._tasks.append(self._group.create_task(part, name=name))
 
 
+async def run_anew(name: str, part: Callable[[], Awaitable[None]]) -> None:
+    """Run a part, and start it anew when it has lost its lease, as kubelet would: a laptop has slept, or was busy."""
+    while True:
+        try:
+            return await part()
+        except LeadershipLostError as error:
+            log.warning("%s is started anew: %s", name, error)
+
+
 class SimulatedContainers:
     """The containers of the programs on a simulated node: no `/proc` and no cgroups have them."""
 
@@ -216,6 +280,18 @@ class SimulatedContainers:
         """The cgroup of a container with a program."""
         paths = tuple(self._host.programs.cgroups.copy().values())
         return next((path for path in paths if container_in(path) == container), None)
+
+
+def write_bus(root: Path, cards: Sequence[str]) -> None:
+    """What discovery reads of the kernel's /sys on a machine with these cards, by their addresses."""
+    devices, firmware = root / "bus" / "pci" / "devices", root / "class" / "dmi" / "id"
+    for folder in (devices, firmware):
+        folder.mkdir(parents=True, exist_ok=True)
+    (firmware / "product_name").write_text("Simulated\n")
+    for address in cards:
+        (devices / address).mkdir(exist_ok=True)
+        (devices / address / "vendor").write_text(f"0x{nvidia.PCI_VENDOR}\n")
+        (devices / address / "class").write_text("0x030200\n")
 
 
 def _offers(node: Object | None, cards: int) -> bool:

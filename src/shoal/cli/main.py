@@ -13,20 +13,31 @@ from shoal import __version__
 #: Where each command is, and what the list of commands says of it.
 _COMMANDS: Final = {
     "agent": ("shoal.cli.agent:agent", "Run the node daemon: device plugin, identity, CDI."),
+    "cluster-manager": (
+        "shoal.cli.cluster_manager:cluster_manager",
+        "Take pods to the joined cluster that can serve them best.",
+    ),
+    "clusters": ("shoal.cli.clusters:clusters", "Join clusters to this one, list them, and take them out again."),
     "completion": ("shoal.cli.completion:completion", "Print a script that completes commands in your shell."),
     "config": ("shoal.cli.config:config", "Print configurations of programs that work with Shoal."),
+    "crds": ("shoal.cli.crds:crds", "Print or apply the definitions of Shoal's kinds of objects."),
+    "dashboard": ("shoal.cli.dashboard:dashboard", "Serve the page that shows cards, pods and who waits."),
     "demo": ("shoal.cli.demo:demo", "Run the examples on a cluster with simulated GPUs."),
     "discovery": ("shoal.cli.discovery:discovery", "Label nodes with what they have: worker of a node, or leader."),
     "doctor": ("shoal.cli.doctor:doctor", "Find what is wrong with an installation, and how to put it right."),
+    "exec": ("shoal.cli.follow:exec_", "Run a command in a pod, in whatever cluster it runs."),
     "inspect": (
         "shoal.cli.inspect.command:inspect",
         "Show what is allocated of each card (kubectl inspect gpushare).",
     ),
+    "logs": ("shoal.cli.follow:logs", "Print the logs of a pod, in whatever cluster it runs."),
     "metrics": ("shoal.cli.metrics:metrics", "Run the collector: what cards and containers really use."),
     "metrics-scores": (
         "shoal.cli.metrics_scores:metrics_scores",
         "Run KETI's analysis engine: scores of all nodes and cards.",
     ),
+    "migrate": ("shoal.cli.migrate:migrate", "Turn objects of other operators into Shoal's."),
+    "operator": ("shoal.cli.operator:operator", "Bring GPU nodes to serving cards, by the wish of a ClusterPolicy."),
     "policy": ("shoal.cli.policy:policy", "Show the policy in force, or compare two."),
     "scheduler": ("shoal.cli.scheduler:scheduler", "Run the scheduler: extender and gpu-scheduler."),
     "simulate": ("shoal.cli.simulate:simulate", "Compare placement policies on a trace of pods."),
@@ -35,7 +46,12 @@ _COMMANDS: Final = {
         "Write nodes, pods and policy into a file, for what-if, why and policy.",
     ),
     "top": ("shoal.cli.top.command:top", "Watch nodes, cards and pods in the terminal."),
+    "uninstall": ("shoal.cli.uninstall:uninstall", "Take Shoal away from a cluster, or its files from a node."),
     "up": ("shoal.cli.up:up", "Start a cluster with simulated GPUs, in this process."),
+    "validator": (
+        "shoal.cli.validator:validator",
+        "Check driver, runtime and plugin of a node, or wait until they are ready.",
+    ),
     "what-if": ("shoal.cli.what_if:what_if", "Tell where a pod would go, or what another policy would change."),
     "why": ("shoal.cli.why:why", "Tell why a pod waits, or why it is where it is."),
 }

@@ -33,8 +33,9 @@ def show(source: SnapshotSource, form: str | None) -> None:
     shoal policy show
     shoal policy show -o yaml
 
-    KETI's ConfigMap decides where there is one; else the scheduler's settings (ConfigMap kube-system/shoal-scheduler),
-    else what the newest decision says, else the default. Flags of the scheduler's process cannot be seen from here.
+    KETI's ConfigMap decides where there is one; else the scheduler's settings (ConfigMap shoal-scheduler where
+    it is installed), else what the newest decision says, else the default. Flags of the scheduler's process cannot be
+    seen from here.
     """
     import msgspec
 

@@ -72,7 +72,10 @@ def scheduler(
         config,
         access,
         identity=socket.gethostname(),
-        serving=lambda ports: click.echo(f"serving on {ports.extender}, health on {ports.health}"),
+        serving=lambda ports: click.echo(
+            f"serving on {ports.extender}, health on {ports.health}"
+            + ("" if ports.offer is None else f", offers on {ports.offer}")
+        ),
     )
     try:
         asyncio.run(until_ended(work))

@@ -38,6 +38,14 @@ if TYPE_CHECKING:
 @click.option(
     "--metrics/--no-metrics", default=None, help="Run a collector on each node; up to 32 nodes they run unless told."
 )
+@click.option(
+    "--dashboard-port",
+    type=click.IntRange(-1, 65535),
+    default=0,
+    show_default=True,
+    metavar="PORT",
+    help="Where the dashboard is served, 0 for a free port, -1 for none.",
+)
 @click.option("--directory", type=click.Path(path_type=Path), metavar="DIR", help="Where the kubeconfigs go.")
 @click.option("--verbose", is_flag=True, help="Say what happens inside.")
 def up(
@@ -48,6 +56,7 @@ def up(
     memory_unit: str,
     policy: str,
     metrics: bool | None,
+    dashboard_port: int,
     directory: Path | None,
     verbose: bool,
 ) -> None:
@@ -60,12 +69,13 @@ def up(
     shoal up
     shoal up --nodes 2 --gpus 8xA100-80G --memory-unit MiB
     shoal up --cluster-file cluster.yaml
+    shoal up --clusters 3
     """
     quiet_grpc()
     from shoal.cli.embedded import MOST_COLLECTORS, EmbeddedPlan
     from shoal.embedded.nodes.cluster import few, read_file
     from shoal.embedded.nodes.errors import ClusterError, NodesError
-    from shoal.embedded.policies.cel import CelError
+    from shoal.embedded.policies.errors import CelError
     from shoal.placement.errors import PolicyError
     from shoal.placement.policies import policy_named
 
@@ -80,13 +90,25 @@ def up(
         raise click.ClickException(str(error)) from error
     names = [""] if clusters == 1 else [f"cluster{number}" for number in range(1, clusters + 1)]
     collectors = len(specs) * clusters <= MOST_COLLECTORS if metrics is None else metrics
-    plans = [EmbeddedPlan(specs, MemoryUnit(memory_unit), policy, name, metrics=collectors) for name in names]
+    labelled = len(specs) * clusters <= MOST_COLLECTORS
+    plans = [
+        EmbeddedPlan(
+            specs,
+            MemoryUnit(memory_unit),
+            policy,
+            name,
+            metrics=collectors,
+            discovery=labelled,
+            offers=clusters > 1,
+        )
+        for name in names
+    ]
     with contextlib.ExitStack() as stack:
         if directory is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
         try:
             stack.enter_context(_own(directory))
-            asyncio.run(_serve(plans, directory))
+            asyncio.run(_serve(plans, directory, dashboard_port))
         except OSError as error:
             where = error.filename or directory
             raise click.ClickException(f"{where}: {error.strerror or error}: give another --directory") from error
@@ -112,30 +134,54 @@ def _own(directory: Path) -> Iterator[None]:
         yield
 
 
-async def _serve(plans: Sequence[EmbeddedPlan], directory: Path) -> None:
+async def _serve(plans: Sequence[EmbeddedPlan], directory: Path, dashboard_port: int) -> None:
     from shoal.cli.embedded import EmbeddedCluster
+    from shoal.cli.embedded_clusters import managed
 
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
     started = time.monotonic()
     async with contextlib.AsyncExitStack() as stack:
+        clusters: list[EmbeddedCluster] = []
         for plan in plans:
             cluster = await stack.enter_async_context(EmbeddedCluster(plan, directory / (plan.name or "cluster")))
             await cluster.ready()
-            _tell(cluster, time.monotonic() - started)
+            clusters.append(cluster)
+            _tell(cluster, time.monotonic() - started, hint=len(plans) == 1)
+        if len(clusters) > 1:
+            await stack.enter_async_context(managed(clusters, directory / "kubeconfig"))
+            _tell_clusters(clusters, directory / "kubeconfig", time.monotonic() - started)
+        if dashboard_port >= 0:
+            serving = await stack.enter_async_context(clusters[0].dashboard(dashboard_port))
+            click.echo(f"\nDashboard: {serving.link(clusters[0].api.token)} (the link signs in once)")
         click.echo("\nCtrl-C ends it, and everything in it.")
         await over.wait()
 
 
-def _tell(cluster: EmbeddedCluster, seconds: float) -> None:
+def _tell(cluster: EmbeddedCluster, seconds: float, *, hint: bool) -> None:
     plan = cluster.plan
     cards = sum(len(node.cards) for node in plan.nodes)
     title = f"Cluster {plan.name}" if plan.name else "A cluster"
     nodes = f"{len(plan.nodes)} node{'' if len(plan.nodes) == 1 else 's'}"
-    click.echo(f"{title} of {nodes} with {cards} simulated GPUs, ready after {seconds:.1f} s. Try:\n")
+    click.echo(
+        f"{title} of {nodes} with {cards} simulated GPUs, ready after {seconds:.1f} s.{' Try:' if hint else ''}\n"
+    )
+    if not hint:
+        return
     click.echo(f"  export KUBECONFIG={cluster.kubeconfig}")
     click.echo("  kubectl get nodes")
     click.echo("  kubectl apply -f examples/01-binpack.yaml")
     click.echo("  kubectl get pods -o wide")
     click.echo("  kubectl logs binpack-1-0")
+
+
+def _tell_clusters(clusters: Sequence[EmbeddedCluster], kubeconfig: Path, seconds: float) -> None:
+    home = clusters[0].plan.name
+    click.echo(f"{len(clusters)} clusters are joined to {home} after {seconds:.1f} s: pods in its namespace default go")
+    click.echo("to the one that serves them best. Try:\n")
+    click.echo(f"  export KUBECONFIG={kubeconfig}")
+    click.echo("  shoal clusters list")
+    click.echo("  kubectl apply -f examples/clusters/")
+    click.echo("  kubectl get pods -o wide --context cluster2")
+    click.echo("  shoal clusters explain POD; shoal logs POD")

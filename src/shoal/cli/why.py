@@ -124,6 +124,12 @@ def _tell(found: PodExplanation, most: int) -> None:
         say(f"{found.pod} asks for no GPU: Shoal has no say in where it runs.")
     elif found.state == "finished":
         say(f"{found.pod} has finished and holds nothing. It asked for {found.asks}.")
+    elif found.cluster:
+        say(f"{found.pod} was sent to cluster {found.cluster}.", "green")
+        say(f"It asks for {found.asks}.")
+        if found.where:
+            say(f"{found.where[0].upper()}{found.where[1:]}.")
+        say("`shoal clusters explain` tells how that cluster was chosen.")
     elif found.placed is not None:
         _tell_placed(found, most)
     else:

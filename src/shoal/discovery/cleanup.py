@@ -21,21 +21,34 @@ from shoal.kube.resources import LEASES, NODES, RawObject, meta_of
 from shoal.model.contract.discovery import ANNOTATION_FACTS, MANAGER_KEPT, MANAGER_LABELS
 
 _AT_ONCE: Final = 16
+_PAGE: Final = 100
 
 
 async def clean_up(client: Client, config: DiscoveryConfig) -> int:
     """Clean every node, and tell how many had something of discovery's."""
-    nodes = [node for node in (await client.list(NODES.raw)).items if _has_ours(node)]
+    nodes = await _nodes_with_ours(client)
     at_once = asyncio.Semaphore(_AT_ONCE)
 
-    async def clean(node: RawObject) -> None:
+    async def clean(node: ObjectMeta) -> None:
         async with at_once:
-            await clean_node(client, meta_of(node))
+            await clean_node(client, node)
 
     await asyncio.gather(*map(clean, nodes))
     with contextlib.suppress(NotFoundError):
         await client.delete(LEASES, config.lease_name, namespace=config.lease_namespace)
     return len(nodes)
+
+
+async def _nodes_with_ours(client: Client) -> list[ObjectMeta]:
+    """Page by page: with all their fields nodes are large, and only those of the page are needed."""
+    found: list[ObjectMeta] = []
+    more = ""
+    while True:
+        page = await client.page(NODES.raw, limit=_PAGE, continue_=more)
+        found += [meta_of(node) for node in page.items or () if _has_ours(node)]
+        more = page.metadata.continue_
+        if not more:
+            return found
 
 
 def _has_ours(node: RawObject) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 
 from shoal.kube.plugin_config import ConfigPlace
 from shoal.model.contract.discovery import NAME_LEADER
+from shoal.model.contract.nvidia import MigStrategy
 
 _NAMESPACED: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?/[a-z0-9]([a-z0-9.-]*[a-z0-9])?").fullmatch
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
@@ -30,6 +31,11 @@ class DiscoveryConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel",
     nvidia_config: str = ""
     nvidia_config_map: str = ""
     nvidia_config_default: str = ""
+    #: Worker: how MIG partitions are served where that configuration says nothing of it, as the agent has it.
+    mig_strategy: MigStrategy = "none"
+    #: Where probes are answered; no port, no probes.
+    host: str = "0.0.0.0"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] | None = None
     #: Leader: how long there must be no sign of a card before labels say that there is none.
     grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 300.0
     #: Leader: how many nodes are written to at once.
@@ -48,4 +54,4 @@ class DiscoveryConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel",
     @property
     def plugin_config(self) -> ConfigPlace:
         """Where the configuration of NVIDIA's device plugin is."""
-        return ConfigPlace(self.nvidia_config, self.nvidia_config_map, self.nvidia_config_default)
+        return ConfigPlace(self.nvidia_config, self.nvidia_config_map, self.nvidia_config_default, self.mig_strategy)

@@ -76,6 +76,12 @@ class Leader:
                 group.create_task(self._write())
             group.create_task(self._remind())
 
+    def waiting_for(self) -> str:
+        """What keeps the leader from its work, in words; one node's trouble does not."""
+        if self.reflector.synced.is_set():
+            return ""
+        return f"still reading the nodes: {self.reflector.last_error or 'no answer yet'}"
+
     @property
     def idle(self) -> bool:
         """Whether no node waits to be looked at now."""

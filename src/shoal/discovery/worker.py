@@ -52,6 +52,7 @@ class Worker:
         self._since = int(now())
         self._wake = asyncio.Event()
         self._told: dict[str, str] = {}
+        self._trouble = "still reading the machine"
         self.reflector: Reflector[Object] = Reflector(
             client, NODE_METADATA, fields=f"metadata.name={self._name}", consumers=[self._on_node]
         )
@@ -63,6 +64,12 @@ class Worker:
             changed=self._on_config,
             unknown="the labels of cards stay as they are",
         )
+
+    def waiting_for(self) -> str:
+        """What keeps the worker from telling what it reads, in words; a machine without a driver does not."""
+        if not self.reflector.synced.is_set():
+            return f"still reading the node: {self.reflector.last_error or 'no answer yet'}"
+        return self._trouble
 
     async def run(self) -> None:
         """Read and write until cancelled."""
@@ -83,8 +90,10 @@ class Worker:
             try:
                 await self.settle()
                 failures, pause = 0, self._config.interval_seconds
+                self._trouble = ""
             except KubeError as error:
                 log.warning("node %s: %s", self._name, error)
+                self._trouble = f"the node cannot be written: {error}"
                 failures += 1
                 pause = _BACKOFF.after(failures)
             with contextlib.suppress(TimeoutError):

@@ -61,6 +61,7 @@ class EmbeddedApi:
         Definitions(self.registry, self.deletion)
         policies = PolicyAdmission(self.registry.store)
         self.registry.validators.append(policies)
+        self.registry.mutator = policies
         if admission is not None:
             policies.load()
         for name in SYSTEM_NAMESPACES:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from shoal.embedded import names
 from shoal.embedded.errors import (
@@ -29,6 +30,7 @@ from shoal.embedded.kinds import NAMESPACES, PODS, SERVICE_ACCOUNTS, Catalogue, 
 from shoal.embedded.patch.json_values import copied
 from shoal.embedded.patch.server_side_apply import track_update
 from shoal.embedded.rules import kinds as rules
+from shoal.embedded.rules.shapes import check_decoded
 from shoal.embedded.store import Object, ObjectStore, key_of
 from shoal.embedded.writes import Write
 
@@ -37,6 +39,8 @@ _LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 _LONGEST_BASE: Final = 58
 _NAME_TRIES: Final = 8
 _OF_STATUS: Final = ("kind", "apiVersion", "metadata", "status")
+#: Stands for the state before a write, where only the place of the write is asked about.
+_EXISTING: Final[Object] = {}
 #: Set by the server alone; what a client sends in them is not looked at.
 _SERVER_SET: Final = ("uid", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds")
 
@@ -45,6 +49,28 @@ def timestamp(moment: datetime) -> str:
     """A moment as objects carry it."""
     there = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
     return f"{there.isoformat()[:19]}Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where a write is when it is mutated: `settle` takes up a patched object as if it had been sent so, `admit` asks
+    again what is asked of every write."""
+
+    settle: Callable[[Object], Object]
+    admit: Callable[[Object], None]
+
+
+class Mutator(Protocol):
+    """Who changes writes before the rules of their kind are asked."""
+
+    def mutates(self, write: Write) -> bool:
+        """Whether a write at this place may be changed at all."""
+
+    def mutated(self, write: Write, stage: Stage) -> Object:
+        """What becomes of it; refused by raising."""
+
+    def refuse_mutation(self, write: Write) -> None:
+        """Refuse a write that would be changed, and is of a kind that cannot be."""
 
 
 class Registry:
@@ -66,6 +92,8 @@ class Registry:
         self.observers: list[Callable[[Kind, Object | None, Object | None], None]] = []
         #: Called with a write that broke no rule, before it is stored. They refuse by raising.
         self.validators: list[Callable[[Write], None]] = []
+        #: Asked about every write before its rules are.
+        self.mutator: Mutator | None = None
         self._rng = rng or random.Random()
         self._new_uid = new_uid
 
@@ -90,6 +118,9 @@ class Registry:
         if metadata.get("resourceVersion", "") not in ("", "0"):
             raise ApiStatus(500, "", "resourceVersion should not be set on objects to be created")
         self._admit(kind, namespace, obj)
+        if self._is_mutated(Write(kind, None, obj)):
+            obj, manager = self._mutated(Write(kind, None, obj, dry_run=dry_run), namespace, manager), None
+            metadata = obj["metadata"]
         generated = not metadata.get("name") and bool(metadata.get("generateName"))
         if generated:
             metadata["name"] = self._generated(kind, namespace, metadata["generateName"])
@@ -127,6 +158,8 @@ class Registry:
         dry_run: bool = False,
     ) -> tuple[Object, bool]:
         """Store a new state of an object; whether it was made by this is the second answer."""
+        if self._is_mutated(Write(kind, _EXISTING, given, subresource)):
+            given, manager = self._updated(kind, namespace, name, given, subresource, manager, dry_run=dry_run)
         # Of the rest a write to the status changes nothing.
         if subresource == "status":
             given = {part: value for part, value in given.items() if part in _OF_STATUS}
@@ -183,6 +216,68 @@ class Registry:
         """Ask who may refuse a write."""
         for validator in self.validators:
             validator(write)
+
+    def refuse_mutation(self, write: Write) -> None:
+        """Refuse a write that a policy would change, where no write is changed here."""
+        if self.mutator is not None:
+            self.mutator.refuse_mutation(write)
+
+    def _is_mutated(self, write: Write) -> bool:
+        return self.mutator is not None and self.mutator.mutates(write)
+
+    def _updated(
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        given: Object,
+        subresource: str,
+        manager: str | None,
+        *,
+        dry_run: bool,
+    ) -> tuple[Object, str | None]:
+        """The state that is sent as policies leave it, and who gets its fields: None once they are recorded."""
+        old = self.store.get(kind.key, (namespace if kind.namespaced else "", name))
+        if old is None:
+            return given, manager  # there is nothing to change, or it will be made
+        obj = _cleaned(given, kind)
+        where = {"name": name, "namespace": namespace} if kind.namespaced else {"name": name}
+        obj["metadata"] = where | obj["metadata"]
+        return self._mutated(Write(kind, old, obj, subresource, dry_run=dry_run), namespace, manager), None
+
+    def _mutated(self, write: Write, namespace: str, manager: str | None) -> Object:
+        """What policies make of an object that was sent.
+
+        Who manages which field is recorded before: what a policy adds belongs to nobody.
+        """
+        assert self.mutator is not None
+        kind, old = write.kind, write.before
+        obj = _settled(write.after, kind, old)
+        if manager is not None:
+            merged = obj if old is None else self._merged(kind, copied(obj), old, write.subresource)
+            tracked = self._tracked(kind, old, merged, manager, write.subresource)
+            obj["metadata"]["managedFields"] = tracked["metadata"].get("managedFields", [])
+        records = obj["metadata"].get("managedFields")
+
+        def settle(patched: Object) -> Object:
+            check_decoded(patched, write.after, kind.stored)
+            settled = _settled(patched, kind, old)
+            if settled["metadata"].get("managedFields") != (records or None):
+                raise bad_request("the embedded API server lets no policy change metadata.managedFields")
+            if records:
+                settled["metadata"]["managedFields"] = records
+            return settled
+
+        def admit(changed: Object) -> None:
+            self._set_namespace(kind, namespace, changed["metadata"])
+            if old is None:
+                self._admit(kind, namespace, changed)
+
+        after = self.mutator.mutated(
+            Write(kind, old, obj, write.subresource, dry_run=write.dry_run), Stage(settle, admit)
+        )
+        self._set_namespace(kind, namespace, after["metadata"])
+        return after
 
     def _tracked(self, kind: Kind, old: Object | None, new: Object, manager: str, subresource: str) -> Object:
         """The new state with the record of who manages which field."""
@@ -242,7 +337,14 @@ class Registry:
             why = f"no PriorityClass with name {name} was found"
             name_or_base = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
             raise forbidden("pods", "", name_or_base, why)
-        spec["priority"] = found.get("value", 0)
+        value = found.get("value", 0)
+        if spec.get("priority", value) != value:
+            why = (
+                f"the integer value of priority ({spec['priority']}) must not be provided in pod spec; "
+                f"priority admission controller computed {value} from the given PriorityClass name"
+            )
+            raise forbidden("pods", "", pod["metadata"].get("name") or pod["metadata"].get("generateName", ""), why)
+        spec["priority"] = value
         spec["preemptionPolicy"] = found.get("preemptionPolicy", "PreemptLowerPriority")
 
     def _check_name(self, kind: Kind, metadata: Object, *, generated: bool) -> None:
@@ -314,6 +416,22 @@ class Registry:
 
         if counted(new) != counted(old):
             new["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1
+
+
+def _settled(given: Object, kind: Kind, old: Object | None) -> Object:
+    """An object as policies see it: in the form that the server keeps, and filled in, but for what it does itself when
+    the object is stored."""
+    obj = _cleaned(given, kind)
+    status = obj.get("status")
+    rules.default(obj, kind, old)
+    if old is None and "status" in kind.subresources and kind.kind != "Node":
+        obj["status"] = status or {}
+    return obj
+
+
+def undecodable(status: ApiStatus) -> str:
+    """Why an object cannot be decoded, without the words that are there for whoever sent it."""
+    return status.message.partition(" cannot be handled as a ")[2].partition(": ")[2] or status.message
 
 
 def uid_conflict(kind: Kind, present: Object, uid: str) -> ApiStatus:

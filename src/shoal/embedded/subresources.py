@@ -103,7 +103,9 @@ def bind(
         raise ApiStatus(500, "", "target.name: Required value")
     asked = {"kind": "Binding", **binding, "metadata": {**meta, "name": name, "namespace": namespace}}
     place = {"resource": "bindings"} if older else {"subresource": "binding"}
-    registry.validate(Write(PODS, None, asked, dry_run=dry_run, **place))
+    write = Write(PODS, None, asked, dry_run=dry_run, **place)
+    registry.refuse_mutation(write)
+    registry.validate(write)
     old = registry.get(PODS, namespace, name)
     if meta.get("uid", old["metadata"]["uid"]) != old["metadata"]["uid"]:
         raise uid_conflict(PODS, old, meta["uid"])
@@ -147,6 +149,8 @@ def evict(
     if (eviction.get("metadata") or {}).get("name", name) != name:
         raise bad_request("name in URL does not match name in Eviction object")
     old = registry.get(PODS, namespace, name)
+    asked = {**eviction, "metadata": {"name": name, "namespace": namespace, **(eviction.get("metadata") or {})}}
+    registry.refuse_mutation(Write(PODS, None, asked, "eviction", dry_run=dry_run))
     options = read_options(eviction.get("deleteOptions") or {}, {"dryRun": "All"} if dry_run else {})
     ask_budget(registry, old, dry_run=dry_run or options.dry_run)
     if old["spec"].get("nodeName") and not dry_run:
@@ -203,6 +207,9 @@ def rescale(
     version = (scale.get("metadata") or {}).get("resourceVersion", "")
     if version and version != old["metadata"]["resourceVersion"]:
         raise conflict(kind.plural, kind.group, name, MODIFIED)
+    present = scale_of(old, kind)
+    asked = {**scale, "metadata": {**present["metadata"], **(scale.get("metadata") or {})}}
+    registry.refuse_mutation(Write(kind, present, asked, "scale", dry_run=dry_run))
     new: Object = copied(old)
     paths = (kind.served.get("subresources") or {}).get("scale") or _SCALE_PATHS
     *parents, last = paths["specReplicasPath"].strip(".").split(".")

@@ -289,8 +289,46 @@ async def serving(
     refused: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[int]:
     """Serve while the block runs; gives the port, a free one for 0. `refused`: called when a caller gets no slot."""
+    async with _serving(web.Server(_answering(handler)), host, port, bounds, context, refused) as taken:
+        yield taken
+
+
+@contextlib.asynccontextmanager
+async def serving_application(
+    application: web.Application,
+    host: str,
+    port: int,
+    bounds: Bounds,
+    context: ssl.SSLContext | None = None,
+    *,
+    refused: Callable[[], None] = lambda: None,
+) -> AsyncIterator[int]:
+    """The same for many routes with middlewares. `on_shutdown` of the application is told before connections end."""
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        server = runner.server
+        assert server is not None
+        server.request_handler = _answering(server.request_handler)
+        async with _serving(server, host, port, bounds, context, refused) as taken:
+            try:
+                yield taken
+            finally:
+                await runner.shutdown()
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def _serving(
+    server: web.Server,
+    host: str,
+    port: int,
+    bounds: Bounds,
+    context: ssl.SSLContext | None,
+    refused: Callable[[], None],
+) -> AsyncIterator[int]:
     listener = _listening(host, port)
-    server = web.Server(_answering(handler))
     door = _Door(server, bounds, context, refused)
     door.open(listener)
     try:
@@ -452,6 +490,17 @@ def shown(request: web.BaseRequest) -> str:
     """The fingerprint of the caller's certificate; empty without one."""
     connection = request.protocol
     return connection.shown if isinstance(connection, ServerConnection) else ""
+
+
+def shown_token(request: web.BaseRequest, header: str) -> str:
+    """The token a request shows, empty without one. The header of our own goes first: something on the way may set
+    `Authorization`, as proxies do, or drop it.
+    """
+    own = request.headers.get(header, "")
+    if own:
+        return own.strip()
+    kind, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
 
 
 def rest(request: web.BaseRequest, path: str) -> str:

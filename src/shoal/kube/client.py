@@ -8,7 +8,9 @@ the fields nobody reads: `replace` refuses it, `patch` and `apply` change just w
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import datetime
+import email.utils
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Generic, Literal, TypeVar
@@ -105,17 +107,44 @@ class Client:
         content_type: str = "application/json",
         accept: str = "application/json",
         max_bytes: int = MAX_BYTES,
+        headers: Mapping[str, str] | None = None,
+        repeatable: bool = False,
+        seconds: float | None = None,
     ) -> bytes:
-        """Any request; the answer as it came. AnswerError when it is longer than `max_bytes`."""
+        """Any request; the answer as it came. AnswerError when it is longer than `max_bytes`.
+
+        `repeatable`: doing it twice is as good as once, as it always is with GET.
+        """
         content = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
-        repeatable = verb == "GET"
-        call = Call(verb, path, query or {}, content, content_type, accept, repeatable=repeatable, max_bytes=max_bytes)
+        call = Call(
+            verb,
+            path,
+            query or {},
+            content,
+            content_type,
+            accept,
+            repeatable=repeatable or verb == "GET",
+            seconds=seconds,
+            max_bytes=max_bytes,
+            headers=headers or {},
+        )
         return await self._transport.request(call)
 
     async def version(self) -> Version:
         """The version of the server."""
         call = Call("GET", "/version", repeatable=True)
         return codec_of(Version).one(await self._transport.request(call), asked=call.asked)
+
+    async def server_time(self) -> datetime.datetime:
+        """The server's clock in this moment, its second begun: no later than the truth, by a second at most."""
+        call = Call("GET", "/version")
+        said = await self._transport.date(call)
+        try:
+            return email.utils.parsedate_to_datetime(said).astimezone(datetime.UTC)
+        except ValueError as error:
+            raise AnswerError(
+                f"{call.asked}: the answer has no date ({said[:80]!r}): is a proxy in between?"
+            ) from error
 
     async def get(self, resource: Resource[T], name: str, *, namespace: str = "", subresource: str = "") -> T:
         """One object; NotFoundError if it is not there."""
@@ -142,15 +171,24 @@ class Client:
         return codec_of(resource.type).page(await self._transport.request(call), asked=call.asked)
 
     async def list(
-        self, resource: Resource[T], *, namespace: str = "", labels: str = "", fields: str = "", limit: int = PAGE_SIZE
+        self,
+        resource: Resource[T],
+        *,
+        namespace: str = "",
+        labels: str = "",
+        fields: str = "",
+        limit: int = PAGE_SIZE,
+        slim: Callable[[T], T] | None = None,
     ) -> Listing[T]:
-        """All objects as of one version, page by page.
+        """All objects as of one version, page by page; `slim` leaves out of each what need not be kept.
 
         When the version expires on the way, the list starts anew; when that happens twice, it is taken in one piece.
         """
         for size in (limit, limit, 0):
             with contextlib.suppress(GoneError):
-                return await self._pages(resource, namespace=namespace, labels=labels, fields=fields, limit=size)
+                return await self._pages(
+                    resource, namespace=namespace, labels=labels, fields=fields, limit=size, slim=slim
+                )
         raise AnswerError(f"GET {resource.path(namespace=namespace)}: a list without pages expired: try again")
 
     async def create(self, resource: Resource[T], obj: T | RawObject, *, namespace: str = "") -> T:
@@ -344,8 +382,9 @@ class Client:
         fields: str = "",
         seconds: int = 300,
         silence: float = 120.0,
+        accepted: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[Batch[T], None]:
-        """`watch`, with the events that arrived together in one list."""
+        """`watch`, with the events that arrived together in one list. `accepted` is called when the server takes it."""
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -355,13 +394,21 @@ class Client:
         }
         call = Call("GET", resource.path(namespace=namespace), query)
         async with self._transport.stream(call, silence=silence) as pieces:
+            accepted()
             events = batches(pieces, codec_of(resource.type), asked=f"WATCH {call.path}")
             async with contextlib.aclosing(events):
                 async for batch in events:
                     yield batch
 
     async def _pages(
-        self, resource: Resource[T], *, namespace: str, labels: str, fields: str, limit: int
+        self,
+        resource: Resource[T],
+        *,
+        namespace: str,
+        labels: str,
+        fields: str,
+        limit: int,
+        slim: Callable[[T], T] | None,
     ) -> Listing[T]:
         items: list[T] = []
         continue_ = ""
@@ -369,7 +416,7 @@ class Client:
             page = await self.page(
                 resource, namespace=namespace, labels=labels, fields=fields, limit=limit, continue_=continue_
             )
-            items += page.items or ()
+            items += page.items or () if slim is None else map(slim, page.items or ())
             continue_ = page.metadata.continue_
             if not continue_:
                 return Listing(items, page.metadata.resource_version)

@@ -46,6 +46,7 @@ class ApiError(KubeError):
         message: str,
         retry_after: float | None = None,
         fields: tuple[str, ...] = (),
+        causes: tuple[str, ...] = (),
     ) -> None:
         said = message if len(message) <= MAX_TEXT else message[:MAX_TEXT] + "…"
         super().__init__(f"{asked}: {status} {reason or 'Unknown'}: {said or 'no message'}: {self.hint}")
@@ -57,6 +58,8 @@ class ApiError(KubeError):
         self.retry_after = retry_after
         #: The fields that the server names as causes, such as those that another manager owns.
         self.fields = fields
+        #: What the server says of each cause, such as the disruption budget that an eviction would break.
+        self.causes = causes
 
 
 class BadRequestError(ApiError):
@@ -148,7 +151,16 @@ def api_error(
     message: str = "",
     retry_after: float | None = None,
     fields: tuple[str, ...] = (),
+    causes: tuple[str, ...] = (),
 ) -> ApiError:
     """The error of the class that fits; the reason says more than the code."""
     kind = _BY_REASON.get(reason) or _BY_STATUS.get(status, ApiError)
-    return kind(asked=asked, status=status, reason=reason, message=message, retry_after=retry_after, fields=fields)
+    return kind(
+        asked=asked,
+        status=status,
+        reason=reason,
+        message=message,
+        retry_after=retry_after,
+        fields=fields,
+        causes=causes,
+    )

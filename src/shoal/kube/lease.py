@@ -56,6 +56,13 @@ class Terms:
                 "a lease needs 0 < retry < renew_deadline < duration, the duration in whole seconds: correct the terms"
             )
 
+    @classmethod
+    def lasting(cls, seconds: int) -> Terms:
+        """The default times, scaled to a lease of so many seconds."""
+        default = cls()
+        scale = seconds / default.duration
+        return cls(float(seconds), scale * default.renew_deadline, scale * default.retry)
+
 
 def boot_clock() -> float:
     """Seconds that go on while the machine sleeps, where the system can tell: a sleeping leader must not lead."""

@@ -40,6 +40,8 @@ class ConfigPlace:
     config_map: str = ""
     #: The key of the map for nodes without the label.
     default: str = ""
+    #: How MIG partitions are served where the configuration says nothing of it.
+    mig_strategy: str = nvidia.MIG_STRATEGIES[0]
 
 
 class ConfigSource:
@@ -63,6 +65,7 @@ class ConfigSource:
         self._file = Path(place.file) if place.file else None
         self._map = place.config_map
         self._default = place.default
+        self._otherwise = NvidiaConfig(mig_strategy=place.mig_strategy)
         self._labels = labels
         self._changed = changed
         self._tell = tell
@@ -71,7 +74,7 @@ class ConfigSource:
         self._told = ""
         self._complaint = ""
         self._looked = asyncio.Event()
-        self.current: NvidiaConfig | None = last if self._file or self._map else NvidiaConfig()
+        self.current: NvidiaConfig | None = last if self._file or self._map else self._otherwise
         #: Why the source's configuration is not in force, in words.
         self.problem = f"still reading ConfigMap {self._map}" if self._map else ""
         namespace, _, name = self._map.partition("/")
@@ -113,7 +116,8 @@ class ConfigSource:
             if text is not None and text == self._text:
                 self.problem = self._told = ""
                 return
-            self._take(NvidiaConfig() if text is None else parse(text, where=self._where))
+            strategy = self._otherwise.mig_strategy
+            self._take(self._otherwise if text is None else parse(text, where=self._where, mig_strategy=strategy))
             self._text = text
         except PluginConfigError as error:
             self._refuse(str(error))

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Final, Generic, TypeVar
 
 from shoal.kube.client import PAGE_SIZE, Client
+from shoal.kube.codec import WatchEvent
 from shoal.kube.errors import ApiError, GoneError, KubeError
 from shoal.kube.resources import Resource, key_of, meta_of
 from shoal.kube.store import Change, Store
@@ -84,12 +85,15 @@ class Reflector(Generic[T]):
         page_size: int = PAGE_SIZE,
         pace: Pace | None = None,
         rng: random.Random | None = None,
+        slim: Callable[[T], T] | None = None,
+        store: Store[T] | None = None,
     ) -> None:
-        self.store: Store[T] = Store()
+        """`slim` leaves out of an object what need not be kept; consumers see it so too. `store` may keep fewer."""
+        self.store: Store[T] = Store() if store is None else store
         self.counters = Counters()
         #: Set once the store holds the first complete list.
         self.synced = asyncio.Event()
-        #: The last failure, None while all is well.
+        #: The last failure, None while all is well: since then a list was answered, or a watch taken.
         self.last_error: KubeError | None = None
         #: The last version of the collection that is known.
         self.resource_version = ""
@@ -100,6 +104,7 @@ class Reflector(Generic[T]):
         self._page_size = page_size
         self._pace = pace or Pace()
         self._rng = rng or random.Random()
+        self._slim = slim
         self._failures = 0
         self._refusals = 0
         self._task: asyncio.Task[None] | None = None
@@ -166,7 +171,7 @@ class Reflector(Generic[T]):
 
     async def _list(self) -> None:
         self.counters.lists += 1
-        listing = await self._client.list(self._resource, limit=self._page_size, **self._scope)
+        listing = await self._client.list(self._resource, limit=self._page_size, slim=self._slim, **self._scope)
         if self.synced.is_set():
             self.counters.relists += 1
         self._tell(self.store.replace(listing.items, listing.resource_version))
@@ -181,6 +186,7 @@ class Reflector(Generic[T]):
             resource_version=self.resource_version,
             seconds=round(self._pace.watch * self._rng.uniform(1.0, 2.0)) or 1,
             silence=self._pace.silence,
+            accepted=self._accepted,
             **self._scope,
         )
         async with contextlib.aclosing(stream):
@@ -190,11 +196,16 @@ class Reflector(Generic[T]):
                         self.counters.bookmarks += 1
                     else:
                         self.counters.events += 1
-                        self._tell(self.store.apply(event))
+                        kept = event if self._slim is None else self._slimmed(event, self._slim)
+                        self._tell(self.store.apply(kept))
                     self.resource_version = meta_of(event.object).resource_version or self.resource_version
                 self.counters.resumes += resuming
                 resuming = False
                 self._well()
+
+    @staticmethod
+    def _slimmed(event: WatchEvent[T], slim: Callable[[T], T]) -> WatchEvent[T]:
+        return WatchEvent(type=event.type, object=slim(event.object))
 
     def _tell(self, changes: Iterable[Change[T]]) -> None:
         for change in changes:
@@ -211,6 +222,10 @@ class Reflector(Generic[T]):
                         "/".join(key_of(change.object)),
                         consumer,
                     )
+
+    def _accepted(self) -> None:
+        """The server answers, and may have nothing to tell for long. Whether the stream lasts is not known yet."""
+        self.last_error = None
 
     def _well(self) -> None:
         self._failures = self._refusals = 0

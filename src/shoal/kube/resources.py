@@ -14,6 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from shoal.kube.errors import AnswerError, KubeError
+from shoal.kube.objects.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice
 from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.node import Namespace, Node
 from shoal.kube.objects.others import ConfigMap, Event, Lease, Secret
@@ -83,6 +84,12 @@ STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageCla
 SECRETS = Resource("", "v1", "secrets", "Secret", Secret, whole=True)
 EVENTS = Resource("", "v1", "events", "Event", Event, whole=True)
 POD_DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", PodDisruptionBudget)
+RESOURCE_CLAIMS = Resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", ResourceClaim)
+RESOURCE_CLAIM_TEMPLATES = Resource(
+    "resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate", ResourceClaimTemplate
+)
+DEVICE_CLASSES = Resource("resource.k8s.io", "v1", "deviceclasses", "DeviceClass", DeviceClass, namespaced=False)
+RESOURCE_SLICES = Resource("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", ResourceSlice, namespaced=False)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease", Lease, whole=True)
 
 

@@ -18,6 +18,11 @@ Labels = Mapping[str, str]
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,20}")
 _INT64: Final = 2**63
+_KEY: Final = r"(?P<key>[A-Za-z0-9][A-Za-z0-9._/-]*)"
+_COMMA: Final = re.compile(r",(?![^(]*\))")
+_SET_TERM: Final = re.compile(_KEY + r"\s+(?P<operator>in|notin)\s*\((?P<values>[A-Za-z0-9._, -]*)\)")
+_EQUAL_TERM: Final = re.compile(_KEY + r"\s*(?P<operator>==|=|!=)\s*(?P<value>[A-Za-z0-9._-]*)")
+_KEY_TERM: Final = re.compile(r"(?P<not>!?)\s*" + _KEY)
 
 
 class RawRequirement(Base, frozen=True, kw_only=True):
@@ -133,6 +138,33 @@ def read_label_selector(raw: object) -> LabelSelector:
         return label_selector(msgspec.convert(raw, RawLabelSelector | None))
     except msgspec.ValidationError:
         return MATCHES_NOTHING
+
+
+def parse_label_selector(text: str) -> LabelSelector | None:
+    """A selector as people write it, such as `app=web,tier in (a, b),!debug`; None if it cannot be read."""
+    requirements = []
+    for term in _terms(text):
+        requirement = _parsed(term.strip())
+        if requirement is None:
+            return None
+        requirements.append(requirement)
+    return LabelSelector(tuple(requirements))
+
+
+def _terms(text: str) -> list[str]:
+    """The parts between commas that stand in no brackets; no text has none."""
+    return _COMMA.split(text) if text.strip() else []
+
+
+def _parsed(term: str) -> Requirement | None:
+    if found := _SET_TERM.fullmatch(term):
+        values = frozenset(value.strip() for value in found["values"].split(","))
+        return Requirement(found["key"], "In" if found["operator"] == "in" else "NotIn", values)
+    if found := _EQUAL_TERM.fullmatch(term):
+        return Requirement(found["key"], "NotIn" if found["operator"] == "!=" else "In", frozenset((found["value"],)))
+    if found := _KEY_TERM.fullmatch(term):
+        return Requirement(found["key"], "DoesNotExist" if found["not"] else "Exists")
+    return None
 
 
 def _equal(key: str, value: str) -> Requirement:

@@ -30,13 +30,15 @@ class Change(Generic[T]):
     """One change. `old` is the object as it was, None when added; `new` is None when deleted.
 
     A deleted object is as it was at its end if the watch told of that, else as the store had it. `version` is one of
-    the collection's in which the change had been made.
+    the collection's in which the change had been made. `unseen`: the watch did not tell of the end, so when that was is
+    not known.
     """
 
     kind: ChangeType
     old: T | None
     new: T | None
     version: str = ""
+    unseen: bool = False
 
     @property
     def object(self) -> T:
@@ -80,7 +82,7 @@ class Store(Generic[T]):
         for key, (uid, _, old) in list(self._entries.items()):
             if key not in fresh or fresh[key][0] != uid:
                 del self._entries[key]
-                yield Change(ChangeType.DELETED, old, None, version)
+                yield Change(ChangeType.DELETED, old, None, version, unseen=True)
         for key, entry in fresh.items():
             yield from self._set(key, *entry)
 
@@ -100,7 +102,7 @@ class Store(Generic[T]):
         entry = self._entries.get(key)
         if entry is not None and entry[0] != uid:
             del self._entries[key]
-            yield Change(ChangeType.DELETED, entry[2], None, version)
+            yield Change(ChangeType.DELETED, entry[2], None, version, unseen=True)
             entry = None
         if entry is not None and entry[1] == version:
             return

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from shoal.kube.objects.claims import DeviceTaint, DeviceToleration
 from shoal.kube.objects.node import Taint
 from shoal.kube.objects.pod import Toleration
 
@@ -16,8 +17,8 @@ NO_EXECUTE: Final = "NoExecute"
 PREFER_NO_SCHEDULE: Final = "PreferNoSchedule"
 
 
-def tolerates(toleration: Toleration, taint: Taint) -> bool:
-    """Whether a toleration covers a taint."""
+def tolerates(toleration: Toleration | DeviceToleration, taint: Taint | DeviceTaint) -> bool:
+    """Whether a toleration covers a taint, of a node or of a device."""
     if toleration.effect and toleration.effect != taint.effect:
         return False
     if toleration.key and toleration.key != taint.key:

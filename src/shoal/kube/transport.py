@@ -39,6 +39,8 @@ USER_AGENT: Final = f"shoal/{shoal.__version__}"
 #: A page of 500 objects of the largest size etcd takes would not fit; no real page comes near.
 MAX_BYTES: Final = 256 << 20
 _MOST_CAUSES: Final = 256
+_MOST_SAID: Final = 8
+_LONGEST_CAUSE: Final = 300
 MAX_ERROR_BYTES: Final = 1 << 20
 _READ_BUFFER: Final = 256 << 10
 #: More than any connection needs to be closed.
@@ -76,6 +78,8 @@ class Call:
     retried: bool = True
     seconds: float | None = None
     max_bytes: int = MAX_BYTES
+    #: More headers, which may hold a secret.
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def asked(self) -> str:
@@ -152,6 +156,15 @@ class Transport:
                 log.debug("%s: attempt %d failed, next in %.2f s: %s", call.asked, attempt, pause, error)
             await asyncio.sleep(pause)
 
+    async def date(self, call: Call) -> str:
+        """The header Date of an answer, empty if it has none: the server's clock. Never tried again."""
+        bounds = aiohttp.ClientTimeout(total=self.limits.request_seconds, sock_connect=self.limits.connect_seconds)
+        response = await self._exchange(call, bounds)
+        try:
+            return response.headers.get("Date", "")
+        finally:
+            response.release()
+
     @contextlib.asynccontextmanager
     async def stream(self, call: Call, *, silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """The body of the answer in pieces as they come; UnreachableError when none comes for `silence` seconds."""
@@ -202,6 +215,7 @@ class Transport:
         if self._session is None:
             raise KubeError(f"{call.asked}: the client is not open: use it in `async with`")
         headers = CIMultiDict(self.access.headers)
+        headers.update(call.headers)
         headers.update({"User-Agent": USER_AGENT, "Accept": call.accept, "Accept-Encoding": "identity"})
         secure = self.access.server.startswith("https://")
         if credential.token and secure:
@@ -274,6 +288,7 @@ class Transport:
             message=_WITHHELD if secret else status.message or "",
             retry_after=retry_after,
             fields=() if secret or status.details is None else _fields(status.details),
+            causes=() if secret or status.details is None else _causes(status.details),
         )
 
     def _pause(self, call: Call, error: KubeError, attempt: int) -> float | None:
@@ -320,6 +335,12 @@ def _query(items: tuple[tuple[str, str], ...]) -> str:
 def _fields(details: StatusDetails) -> tuple[str, ...]:
     """The fields of a refusal's causes, as many as a reader can use."""
     return tuple(cause.field for cause in (details.causes or ())[:_MOST_CAUSES] if cause.field)
+
+
+def _causes(details: StatusDetails) -> tuple[str, ...]:
+    """What is said of a refusal's causes, as much as a reader can use."""
+    said = [cause.message for cause in details.causes or () if cause.message]
+    return tuple(message[:_LONGEST_CAUSE] for message in said[:_MOST_SAID])
 
 
 def _reason(error: Exception) -> str:

@@ -20,6 +20,8 @@ from typing import IO, Final, NamedTuple
 
 import msgspec
 
+from shoal.model.contract.node_files import HISTORY_LEVELS, HISTORY_SUFFIX
+
 log = logging.getLogger(__name__)
 
 _MAGIC: Final = b"shoal-history-1\n"
@@ -35,7 +37,6 @@ _MOST_SERIES: Final = 1 << 16
 #: Series and points of one record, far below its bound.
 _NAMES: Final = 500
 _POINTS: Final = 50_000
-_SUFFIX: Final = ".history"
 #: Enough of a file for its first sample, unless the node has very many series.
 _BEGINNING: Final = 1 << 18
 
@@ -68,8 +69,8 @@ class HistoryLevel:
     bytes: int
 
 
-RAW: Final = HistoryLevel("raw", records=1440, seconds=3600, segments=25, bytes=192 << 20)
-MINUTES: Final = HistoryLevel("minutes", records=1440, seconds=86400, segments=8, bytes=64 << 20)
+RAW: Final = HistoryLevel(HISTORY_LEVELS[0], records=1440, seconds=3600, segments=25, bytes=192 << 20)
+MINUTES: Final = HistoryLevel(HISTORY_LEVELS[1], records=1440, seconds=86400, segments=8, bytes=64 << 20)
 _MINUTE: Final = 60.0
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -187,7 +188,7 @@ class _LevelWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
         last = _segments(self._folder, self._level.name)
         number = _number(last[-1]) + 1 if last else 1
-        path = self._folder / f"{self._level.name}-{number:012d}{_SUFFIX}"
+        path = self._folder / f"{self._level.name}-{number:012d}{HISTORY_SUFFIX}"
         file = path.open("xb", buffering=1 << 16)
         try:
             file.write(_MAGIC)
@@ -385,12 +386,12 @@ def _segments(folder: Path, level: str) -> list[Path]:
         paths = list(folder.iterdir())
     except OSError:
         return []
-    mine = [path for path in paths if path.name.startswith(f"{level}-") and path.name.endswith(_SUFFIX)]
+    mine = [path for path in paths if path.name.startswith(f"{level}-") and path.name.endswith(HISTORY_SUFFIX)]
     return sorted((path for path in mine if _number(path) > 0), key=_number)
 
 
 def _number(path: Path) -> int:
-    digits = path.name.removesuffix(_SUFFIX).rpartition("-")[2]
+    digits = path.name.removesuffix(HISTORY_SUFFIX).rpartition("-")[2]
     return int(digits) if digits.isdecimal() and len(digits) <= 18 else 0
 
 

@@ -26,9 +26,8 @@ _MANAGER: Final = "shoal-history"
 async def announce(client: Client, announcement: Announcement, *, namespace: str) -> None:
     """Tell where a collector answers. Raises KubeError."""
     metadata: dict[str, Any] = {
-        "name": lease_name(announcement.node),
+        "name": announcement.node,
         "namespace": namespace,
-        "labels": {wire.LEASE_LABEL: "true"},
         "annotations": {wire.ANNOTATION: msgspec.json.encode(announcement).decode()},
     }
     owner = await _owner(client, announcement.node)
@@ -36,11 +35,6 @@ async def announce(client: Client, announcement: Announcement, *, namespace: str
         metadata["ownerReferences"] = [owner]
     lease = {"metadata": metadata, "spec": {"holderIdentity": announcement.node}}
     await client.apply(LEASES.raw, lease, field_manager=_MANAGER, force=True)
-
-
-def lease_name(node: str) -> str:
-    """The name of a node's Lease."""
-    return f"{wire.LEASE_PREFIX}{node}"
 
 
 async def _owner(client: Client, node: str) -> dict[str, str] | None:

@@ -25,12 +25,13 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from aiohttp import web
 
-from shoal.http.server import JSON, Bounds, in_pieces, serving
+from shoal.http.server import JSON, Bounds, in_pieces, serving, shown_token
 from shoal.kube.client import Client
 from shoal.kube.errors import KubeError
+from shoal.kube.reviews import Caller, CallerRefusedError
 from shoal.metrics import history_wire as wire
 from shoal.metrics.history import MINUTES, RAW, Series, read_means, read_series
-from shoal.metrics.history_access import Caller, HistoryAccess, HistoryRefusedError, Sight
+from shoal.metrics.history_access import HistoryAccess, Sight
 from shoal.metrics.history_lease import announce, own_address
 from shoal.metrics.history_points import NAMES
 from shoal.metrics.history_tls import FileHistoryTls, HistoryTls, HistoryTlsSettings, OwnHistoryTls
@@ -186,24 +187,24 @@ class HistoryServer:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             if request.method != "GET" or request.path not in (wire.PATH_SNAPSHOT, wire.PATH_HISTORY):
-                raise HistoryRefusedError(404, f"ask with GET for {wire.PATH_SNAPSHOT} or {wire.PATH_HISTORY}")
-            caller = await self._access.caller(_token(request), request.remote or "")
+                raise CallerRefusedError(404, f"ask with GET for {wire.PATH_SNAPSHOT} or {wire.PATH_HISTORY}")
+            caller = await self._access.caller(shown_token(request, wire.TOKEN_HEADER), request.remote or "")
             with self._slot(caller.key):
                 content = await (self._now if request.path == wire.PATH_SNAPSHOT else self._past)(request, caller)
                 async with asyncio.timeout(_SEND_SECONDS):
                     return await in_pieces(request, _pieces(content), JSON)
         except TimeoutError:
             raise ConnectionResetError("the caller takes too long to read") from None
-        except HistoryRefusedError as refusal:
+        except CallerRefusedError as refusal:
             close = {"Connection": "close"} if refusal.status in (401, 429) else {}
             again = {"Retry-After": "2"} if refusal.status in (429, 503) else {}
             return web.Response(text=f"{refusal}\n", status=refusal.status, headers=close | again)
 
     @contextlib.contextmanager
     def _slot(self, name: bytes) -> Iterator[None]:
-        """One of the answers at a time. Raises HistoryRefusedError when there are too many."""
+        """One of the answers at a time. Raises CallerRefusedError when there are too many."""
         if self._answering[name] >= _ANSWERS_OF_ONE or self._answering.total() >= _ANSWERS:
-            raise HistoryRefusedError(503, "too many questions at once: try again")
+            raise CallerRefusedError(503, "too many questions at once: try again")
         self._answering[name] += 1
         try:
             yield
@@ -221,7 +222,7 @@ class HistoryServer:
 
         sight = await self._access.sight(caller, namespaces)
         if snapshot is None:
-            raise HistoryRefusedError(503, "nothing is measured yet: try again in some seconds")
+            raise CallerRefusedError(503, "nothing is measured yet: try again in some seconds")
         return msgspec.json.encode(reading_of(snapshot, sight, age=self._monotonic() - snapshot.monotonic))
 
     async def _past(self, request: web.BaseRequest, caller: Caller) -> bytes:
@@ -284,7 +285,7 @@ class HistoryServer:
             return await asyncio.to_thread(read)
 
     def _question(self, request: web.BaseRequest) -> _Question:
-        """Raises HistoryRefusedError for what cannot be answered."""
+        """Raises CallerRefusedError for what cannot be answered."""
         asked = request.query
         unknown = sorted(asked.keys() - _PARAMETERS)
         if unknown:
@@ -325,8 +326,8 @@ def _subject(series: Series) -> str:
     return "pods" if series.pod else "cards" if series.card else "node"
 
 
-def _bad(words: str) -> HistoryRefusedError:
-    return HistoryRefusedError(400, words)
+def _bad(words: str) -> CallerRefusedError:
+    return CallerRefusedError(400, words)
 
 
 def _number(text: str | None, name: str, default: float) -> float:
@@ -350,15 +351,6 @@ def _after(cursor: str) -> Series:
         return msgspec.json.decode(base64.urlsafe_b64decode(cursor), type=Series)
     except (msgspec.MsgspecError, binascii.Error, ValueError) as error:
         raise _bad("continue is not what an earlier answer said") from error
-
-
-def _token(request: web.BaseRequest) -> str:
-    """The token a request shows. The header of our own goes first: something on the way may set the other."""
-    own = request.headers.get(wire.TOKEN_HEADER, "")
-    if own:
-        return own.strip()
-    kind, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token.strip() if kind.lower() == "bearer" else ""
 
 
 def _pieces(content: bytes) -> Iterator[bytes]:

@@ -18,19 +18,18 @@ TOKEN_HEADER: Final = "X-Shoal-Token"
 GROUP: Final = "shoal.dev"
 CARD_METRICS: Final = "cardmetrics"
 POD_METRICS: Final = "podmetrics"
-#: The ServiceAccount whose token those get that ask; deploy/rbac/viewer.yaml.
+#: The ServiceAccount whose token those get that ask; deploy/metrics/history.yaml.
 VIEWER_ACCOUNT: Final = "shoal-metrics-viewer"
-#: The namespace that is believed about where collectors are, and the label of their pods.
-NAMESPACE: Final = "kube-system"
+#: The namespace that is believed about where collectors are. Nothing else is there, and nobody but collectors writes.
+NAMESPACE: Final = "shoal-history"
+#: The label of the collectors' pods, wherever Shoal is installed.
 POD_LABEL: Final = "app.kubernetes.io/name=shoal-metrics"
 PORT: Final = 9401
 
 PATH_SNAPSHOT: Final = "/v1/snapshot"
 PATH_HISTORY: Final = "/v1/history"
 
-#: The Lease in which a collector tells where it answers, and its annotation.
-LEASE_PREFIX: Final = "shoal-history-"
-LEASE_LABEL: Final = "shoal.dev/history"
+#: On the Lease of a node, by the node's name: where its collector answers.
 ANNOTATION: Final = "shoal.dev/history"
 #: The name that the collectors' own certificates are for, whatever their address is.
 SERVER_NAME: Final = "shoal-history"

@@ -18,10 +18,10 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from shoal.http.grpc_front import serving_grpc
 from shoal.metrics.api import metric_pb2 as metric
 from shoal.metrics.api import metric_pb2_grpc as metric_rpc
 from shoal.metrics.api import score_pb2 as score
-from shoal.metrics.grpc_front import serving_grpc
 from shoal.metrics.keti_scores import scores
 from shoal.metrics.keti_settings import KetiScoresSettings
 from shoal.model.contract import keti

@@ -14,10 +14,10 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from shoal.http.grpc_front import serving_grpc
 from shoal.metrics import keti_messages
 from shoal.metrics.api import metric_pb2 as metric
 from shoal.metrics.api import user_pb2 as user
-from shoal.metrics.grpc_front import serving_grpc
 from shoal.metrics.keti_settings import KetiGrpcSettings
 from shoal.metrics.snapshot import LatestSnapshot, Snapshot
 from shoal.model.contract import keti

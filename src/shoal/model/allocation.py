@@ -62,10 +62,14 @@ class Held:
     A pod that is over and got no card is listed with none while kubelet has not released its devices. `as_of` is the
     resource version of pods up to which the agent knows what became of them: a pod that ended before it and is not
     listed holds nothing on the node.
+
+    Claims (dynamic resource allocation) are told by their own UID, from before their first container starts until
+    the node has taken their devices back: longer than the claim itself is there, if its pod was deleted by force.
     """
 
     pods: Mapping[str, tuple[CardShare, ...]] = field(default_factory=dict)
     as_of: int = 0
+    claims: Mapping[str, tuple[CardShare, ...]] = field(default_factory=dict)
 
     def releases(self, pod: str, version: int) -> bool:
         """Whether a pod that ended at a resource version has left its cards."""

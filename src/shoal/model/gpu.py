@@ -6,6 +6,7 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -79,3 +80,10 @@ class NodeGpus:
     policy: str | None = None
     #: The device plugin there serves one container of a pod with one card, and nothing else.
     one_container: bool = False
+
+    def partitions(self) -> Iterator[tuple[Gpu, MigInstance]]:
+        """The MIG partitions of its cards, each beside its card."""
+        for gpu in self.gpus:
+            if gpu.mig:
+                for part in gpu.mig_instances:
+                    yield gpu, part

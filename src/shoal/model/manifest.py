@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from shoal.model.contract.mechanisms import BY_NUMBER
 from shoal.model.errors import ModelError, RequestError, shown
 from shoal.model.request import ContainerKind
 
@@ -143,6 +144,23 @@ class _Spec(Protocol):
     def overhead(self) -> Fields: ...
 
 
+class _Mapping(Protocol):
+    @property
+    def container_name(self) -> str: ...
+    @property
+    def resource_name(self) -> str: ...
+
+
+class _MadeClaim(Protocol):
+    @property
+    def request_mappings(self) -> Sequence[_Mapping]: ...
+
+
+class _Status(Protocol):
+    @property
+    def extended_resource_claim_status(self) -> _MadeClaim | None: ...
+
+
 class PodStruct(Protocol):
     """A decoded pod, such as `shoal.kube.objects.pod.Pod`."""
 
@@ -154,13 +172,24 @@ class PodStruct(Protocol):
     def spec(self) -> _Spec:
         """Its containers and what they ask for."""
 
+    @property
+    def status(self) -> _Status:
+        """The claim that was made of its resource names, if there is one."""
+
 
 def pod_parts(pod: PodStruct) -> PodParts:
-    """The parts of a decoded pod."""
+    """The parts of a decoded pod.
+
+    A container of a bound pod that has its cards by a claim which the scheduler made asks for none by number.
+    """
     meta, spec = pod.metadata, pod.spec
     containers = [_of_struct(one, ContainerKind.APP) for one in spec.containers]
     if spec.init_containers:
         containers = [_of_struct(one, _init_kind(one.restart_policy)) for one in spec.init_containers] + containers
+    made = pod.status.extended_resource_claim_status if spec.node_name else None
+    if made is not None:
+        by_claim = {one.container_name for one in made.request_mappings if one.resource_name in BY_NUMBER}
+        containers = [_without_numbers(one) if one.name in by_claim else one for one in containers]
     whole = spec.resources
     return PodParts(
         labels=meta.labels,
@@ -176,6 +205,14 @@ def pod_parts(pod: PodStruct) -> PodParts:
 def _of_struct(container: _Container, kind: ContainerKind) -> PodContainer:
     amounts = container.resources
     return PodContainer(container.name, kind, amounts.limits, amounts.requests)
+
+
+def _without_numbers(container: PodContainer) -> PodContainer:
+    limits, requests = (
+        {name: amount for name, amount in amounts.items() if name not in BY_NUMBER}
+        for amounts in (container.limits, container.requests)
+    )
+    return PodContainer(container.name, container.kind, limits, requests)
 
 
 def _init_kind(restart_policy: object) -> ContainerKind:

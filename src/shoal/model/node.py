@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from shoal.model import quantity
-from shoal.model.contract import gpushare, keti, kubernetes, nvidia, shoal, text
+from shoal.model.contract import gpushare, keti, kubernetes, mechanisms, nvidia, shoal, text
 from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.contract.mechanisms import Mechanism
 from shoal.model.errors import CodecError, QuantityError
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.manifest import Fields, fields, name_of
@@ -65,7 +66,16 @@ def held_written(annotations: Mapping[str, str], capacity: Mapping[str, object])
     or five minutes after the agent's end. Until they are counted again nothing can be placed on the node, and with
     them the word counts again; so it does no harm to doubt an agent that is only away.
     """
-    return annotations.get(shoal.ANNOTATION_HELD) if _serves_devices(capacity) else None
+    serves = _serves_devices(capacity) or _serves_claims(annotations)
+    return annotations.get(shoal.ANNOTATION_HELD) if serves else None
+
+
+def _serves_claims(annotations: Mapping[str, str]) -> bool:
+    """Whether names are served by claims, of which kubelet counts no devices. Then nobody can tell a gone agent."""
+    try:
+        return Mechanism.CLAIMS in mechanisms.decode(annotations).values()
+    except CodecError:
+        return False
 
 
 def _serves_devices(capacity: Mapping[str, object]) -> bool:

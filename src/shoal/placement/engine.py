@@ -16,10 +16,10 @@ from shoal.model.request import Request
 from shoal.placement import assignment
 from shoal.placement.class_columns import ClassColumns
 from shoal.placement.classes import PodClass
-from shoal.placement.columns import BoolArray, FloatArray
+from shoal.placement.columns import SHARES, WHOLE, BoolArray, FloatArray
 from shoal.placement.errors import PolicyError, RowsError
 from shoal.placement.ledger import Booking, Ledger, NodeLedger
-from shoal.placement.policies import POLICIES, Policy
+from shoal.placement.policies import COST, POLICIES, Policy
 from shoal.placement.trial import CardRules, NodeFilter, NodeRefusal, Trial
 from shoal.placement.weights import FAVOUR
 from shoal.placement.without import FitsWithout, fits_by_requests
@@ -77,6 +77,12 @@ class Engine:
     def wait(self, pod: str, request: Request) -> None:
         """The pod is there and has no node yet: it counts in the demand. What is booked for it stays."""
         self.demand.arrive(pod, self.class_of(request))
+
+    def assume(self, pod: str, request: Request, allocation: Allocation) -> None:
+        """Book a decision made before, as `place` does. Raises BookingError when its cards cannot take it any more."""
+        self.ledger.assume(Booking(pod, allocation, request.cpu_milli, request.memory_mib))
+        self.demand.arrive(pod, self.class_of(request))
+        self.demand.place(pod)
 
     def confirm(self, booking: Booking, request: Request) -> None:
         """The cluster shows this pod on its node, whoever put it there: it is booked and counts as placed."""
@@ -148,7 +154,33 @@ class Engine:
 
         `decide` takes the highest, the first of equal ones, unless the policy is to take another.
         """
-        policy = self.policy_for(request)
+        return self._worths(request, self.policy_for(request))
+
+    def efficiency(self, request: Request, *, among: BoolArray | None = None) -> float:
+        """How much of what the pod's best place costs is the pod itself, 0 to 1, whatever policy is in force.
+
+        z / (z + c): z what the pod takes of the node's cards, c what is lost beside it there (`policies.COST`), both in
+        whole cards, which are worth 1 under any demand: the numbers of clusters can be compared. 0 where the pod fits
+        nowhere. The pod's own policy decides nothing here, but a name that is not known is refused.
+        """
+        self._checked(among, None)
+        self.policy_for(request)
+        worths = self._worths(request, COST)
+        rows = np.flatnonzero(worths > -np.inf if among is None else among & (worths > -np.inf))
+        if not len(rows):
+            return 0.0
+        cost = np.maximum(0.0, -worths[rows])
+        size = self._sizes(self.class_of(request))[self.ledger.columns.code[rows] // SHARES].max(axis=1)
+        return float((size / (size + cost)).max())
+
+    def _sizes(self, pod_class: PodClass) -> FloatArray:
+        """How many cards of each make the pod takes, in parts; one where it takes none."""
+        kinds, needs = self.ledger.columns.kinds, pod_class.needs
+        if not needs:
+            return np.ones(len(kinds))
+        return np.array([sum(need.gpus * need.size_on(kind) for need in needs) for kind in kinds]) / WHOLE
+
+    def _worths(self, request: Request, policy: Policy) -> FloatArray:
         self._refresh_if_due()
         return self._columns_now(self.class_of(request), policy).worths()
 

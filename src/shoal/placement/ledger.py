@@ -222,6 +222,24 @@ class NodeLedger:
     memory_used: int = 0
     whole: int = 0
 
+    def refusal(self, uuid: str, share: Share) -> str | None:
+        """Why this share does not fit on a card, or on a partition of MIG, by its UUID; None when it fits.
+
+        Partitions have no books of their own until somebody has them.
+        """
+        card = self.cards.get(uuid)
+        if card is not None and card.gpu is not None:
+            return card.refusal(share)
+        parts = () if self.inventory is None else self.inventory.partitions()
+        gpu = next((gpu for gpu, part in parts if part.uuid == uuid), None)
+        if gpu is None:
+            return "no such card" if card is None else "the card is gone"
+        if not gpu.healthy:
+            return f"unhealthy: {gpu.fault or 'no reason given'}"
+        if not share.exclusive:
+            return "a partition of MIG is handed out whole"
+        return None if card is None or not card.pods else "taken whole by another pod"
+
 
 class Ledger:
     """What is free and who holds what, for every node."""
@@ -390,8 +408,7 @@ class Ledger:
             raise BookingError(f"pod {booking.pod}: node {booking.node} is not known")
         held = booking.allocation.held()
         for uuid, share in held.items():
-            card = node.cards.get(uuid)
-            refusal = "no such card" if card is None else card.refusal(share)
+            refusal = node.refusal(uuid, share)
             if refusal is not None:
                 raise BookingError(f"pod {booking.pod}: card {uuid} of node {node.name}: {refusal}")
         for name, wanted, free in (

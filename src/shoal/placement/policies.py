@@ -77,6 +77,15 @@ FRAGMENTATION = Policy(
     card_ties=((weights.TIE_CARD_LEFT, CardLeft()),),
     learns=True,
 )
+#: Nobody chooses by it: what a place costs beside the pod itself, in whole GPUs (`Engine.efficiency`).
+COST = Policy(
+    "cost",
+    LeastRegret(),
+    scores=FRAGMENTATION.scores,
+    card_scores=(*FRAGMENTATION.card_scores, (-weights.CARD_LEFT, CardLeft())),
+    pressures=FRAGMENTATION.pressures,
+    learns=True,
+)
 BINPACK = Policy(
     "binpack", LeastFree(), scores=((weights.NODE_FREE, FreeShare()),), card_scores=((weights.CARD_FREE, CardLeft()),)
 )

@@ -32,15 +32,20 @@ class FitsWithout:
 
     def __call__(self, name: str, without: frozenset[str]) -> bool:
         """Whether the class fits on the node without these pods; those that are not there make no difference."""
+        node = self.node(name, without)
+        return node is not None and all(rule.fits(node, self._class) for rule in self._filters)
+
+    def node(self, name: str, without: frozenset[str]) -> NodeLedger | None:
+        """The books of the node without these pods, to be read until the next question; None for an unknown node."""
         node = self._copy_of(name)
         if node is None:
-            return False
+            return None
         for pod in without - self._gone:
             _post(node, pod, -1)
         for pod in self._gone - without:
             _post(node, pod, +1)
         self._gone = without
-        return all(rule.fits(node, self._class) for rule in self._filters)
+        return node
 
     def _copy_of(self, name: str) -> NodeLedger | None:
         version = self._ledger.columns.version

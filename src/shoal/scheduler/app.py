@@ -18,50 +18,62 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from shoal.http.errors import TlsError
 from shoal.http.tls import FileTls, TlsFiles
 from shoal.kube.access.credentials import Access
 from shoal.kube.client import Client
+from shoal.kube.errors import KubeError, NotFoundError
 from shoal.kube.events import Recorder
-from shoal.kube.lease import Election
+from shoal.kube.lease import Election, boot_clock
 from shoal.kube.reflector import Pace, Reflector
 from shoal.kube.resources import (
     CLAIMS,
     CONFIG_MAPS,
+    DEVICE_CLASSES,
     LEASES,
     NAMESPACES,
     NODES,
     POD_DISRUPTION_BUDGETS,
     PODS,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
     STORAGE_CLASSES,
     VOLUMES,
 )
 from shoal.model.backoff import Backoff
-from shoal.model.contract import gpushare, keti, load
+from shoal.model.contract import dra, gpushare, keti, load
 from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
 from shoal.placement.policies import POLICIES
 from shoal.scheduler import health
 from shoal.scheduler.binder import Binder
 from shoal.scheduler.certificates import BundleSecret
-from shoal.scheduler.claims import Claims
+from shoal.scheduler.claims.placing import ClaimsPlacing
 from shoal.scheduler.cluster_events import ClusterEvent
-from shoal.scheduler.config import LoadSource, SchedulerConfig
+from shoal.scheduler.config import SECRET, LoadSource, SchedulerConfig
 from shoal.scheduler.context import SchedulingContext
 from shoal.scheduler.extender.server import Address, Extender
 from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.feasibility.tables import ClusterTables
+from shoal.scheduler.fence import FenceWatch
 from shoal.scheduler.handover import Handover
 from shoal.scheduler.keti_policy import KetiPolicyWatch
-from shoal.scheduler.live_load.loads import LiveLoads
-from shoal.scheduler.live_load.servers import LoadPolling
+from shoal.scheduler.live_loads import LiveLoads
+from shoal.scheduler.load_servers import LoadPolling
 from shoal.scheduler.loop import Loop
 from shoal.scheduler.metrics import LedgerSource, LoadLines, Metrics, WatchSource
+from shoal.scheduler.offer.departures import Departures
+from shoal.scheduler.offer.holds import OfferHolds
+from shoal.scheduler.offer.offers import Offers
+from shoal.scheduler.offer.room import RoomPublisher
+from shoal.scheduler.offer.server import OfferAddress, OfferServer
 from shoal.scheduler.preemption import Clearing, DisruptionBudgets
 from shoal.scheduler.reporter import Reporter
 from shoal.scheduler.rivals import Rivals
 from shoal.scheduler.state.cluster_state import ClusterState
 from shoal.scheduler.tls import OwnTls, ServerTls
+from shoal.scheduler.volume_claims import VolumeClaims
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +96,8 @@ class Ports:
 
     extender: int
     health: int
+    #: None while offers are off.
+    offer: int | None = None
 
 
 #: Called with the ports once the process answers.
@@ -117,7 +131,8 @@ class Scheduler:
         disruption_budgets = Reflector(client, POD_DISRUPTION_BUDGETS)
         budgets = DisruptionBudgets(disruption_budgets.store)
         self._handover = Handover(namespace=config.election.namespace, name=identity, node=self.state.node)
-        claims = Claims(client, tables, feasibility)
+        claims = VolumeClaims(client, tables, feasibility)
+        offer_holds = OfferHolds(self.state, clock=time.monotonic, metrics=self.metrics)
         context = SchedulingContext(
             client=client,
             state=self.state,
@@ -125,13 +140,20 @@ class Scheduler:
             binder=self.binder,
             reporter=self.reporter,
             metrics=self.metrics,
+            offer_holds=offer_holds,
             may_write=self.may_write,
             clock=time.monotonic,
         )
+        self._device_claims: ClaimsPlacing | None = None
+        if config.claims:
+            self._device_claims = ClaimsPlacing(
+                client, self.state, news=self._on_news, may_write=self.may_write, now=_now
+            )
         clearing = Clearing(context, budgets=budgets, rng=random.Random())
         self.loop = Loop(
             context,
             claims=claims,
+            device_claims=self._device_claims,
             clearing=clearing,
             names=config.scheduler_names,
             cluster=config.cluster_name,
@@ -146,14 +168,33 @@ class Scheduler:
         self.extender = Extender(
             verbs, self.state, metrics=self.metrics, not_ready=self.not_ready, clock=time.monotonic
         )
+        departures = Departures(self.state, clock=time.monotonic)
+        self.offers = OfferServer(
+            Offers(context, keep_clear=clearing.keep_clear, departures=departures, cluster=config.cluster_name),
+            client,
+            namespace=config.election.namespace,
+            audience=config.offer.audience,
+            metrics=self.metrics,
+            not_ready=self.not_ready,
+            clock=time.monotonic,
+        )
+        self._room = RoomPublisher(
+            client, self.state, offer_holds, namespace=config.election.namespace, may_write=self.may_write
+        )
+        self._fences = FenceWatch(
+            client, self.reporter, namespace=config.election.namespace, may_write=self.may_write, clock=boot_clock
+        )
         policies = KetiPolicyWatch(engine, namespaces=config.policy_namespaces, news=self._on_news, recorder=recorder)
         self._reflectors: dict[str, Reflector[Any]] = {
             # Nodes come first: a pod on a node that is known is understood at once.
             "nodes": Reflector(client, NODES, consumers=[self.state.on_node, self._handover.on_node]),
+            # Claims come before pods: a pod whose claim is allocated already is bound to its node.
+            **(_claim_reflectors(client, self._device_claims) if self._device_claims is not None else {}),
             "pods": Reflector(
                 client,
                 PODS,
                 consumers=[
+                    *(offer_holds.on_pod, departures.on_pod, self._fences.on_pod),
                     *(rivals.on_pod, self.state.on_pod, verbs.pods.on_pod),
                     *(self.loop.on_pod, self._handover.on_pod),
                 ],
@@ -239,7 +280,12 @@ class Scheduler:
             )
             healthy = await stack.enter_async_context(answering)
             port = await stack.enter_async_context(self.extender.serve(address))
-            serving(Ports(port, healthy))
+            offering = None
+            if config.offer.enabled:
+                where = OfferAddress(config.offer.host, config.offer.port, await self._offer_tls())
+                offering = await stack.enter_async_context(self.offers.serve(where))
+            serving(Ports(port, healthy, offering))
+            await self._look_for_claims()
             for reflector in self._reflectors.values():
                 await stack.enter_async_context(reflector)
                 await reflector.wait_synced()
@@ -257,6 +303,27 @@ class Scheduler:
             # The lease is free. Another takes it meanwhile; then this process ends, and is started anew.
             log.info("lets another replica lead: the node is cordoned")
             await asyncio.sleep(_STAND_BACK_SECONDS)
+
+    async def _look_for_claims(self) -> None:
+        """Go on without claims, and say so, where the API server has no such objects."""
+        if self._device_claims is None:
+            return
+        try:
+            await self._client.page(DEVICE_CLASSES, limit=1)
+        except NotFoundError:
+            self.loop.device_claims = None
+            self.state.tables.nodes.make_claims(False)
+            self.loop.no_claims = (
+                f"has claims of devices: the API server has no {DEVICE_CLASSES.api_version}, which Kubernetes has "
+                "since 1.34"
+            )
+            log.error(
+                "claims: true in the settings has no effect: the API server has no %s", DEVICE_CLASSES.api_version
+            )
+            for name in _CLAIM_WATCHES:
+                del self._reflectors[name]
+        except KubeError as error:
+            log.warning("looking for device classes: %s", error)  # the watches go on asking
 
     async def _begin_live_load(self, stack: contextlib.AsyncExitStack) -> None:
         """Follow what is really used. Nothing waits for it for long: without it requests count alone."""
@@ -285,13 +352,25 @@ class Scheduler:
         if tls.secret is None:
             authority = Path(tls.client_ca) if tls.client_ca else None
             return FileTls(TlsFiles(Path(tls.certificate), Path(tls.key), authority))
-        namespace = self.config.election.namespace
-        return await OwnTls.begun(BundleSecret(self._client, namespace=namespace, name=tls.secret, now=_now))
+        return await OwnTls.begun(self._bundle(tls.secret))
+
+    async def _offer_tls(self) -> ServerTls:
+        """The extender's certificate for callers that show tokens, and no certificates."""
+        tls = self.config.tls
+        if tls is None:
+            raise TlsError(f"offers are enabled without tls: set tls: {{secret: {SECRET}}}")
+        if tls.secret is None:
+            return FileTls(TlsFiles(Path(tls.certificate), Path(tls.key)))
+        return await OwnTls.begun(self._bundle(tls.secret), clients=False)
+
+    def _bundle(self, name: str) -> BundleSecret:
+        return BundleSecret(self._client, namespace=self.config.election.namespace, name=name, now=_now)
 
     async def _catch_up(self) -> None:
         """Read anew what the last leader may have changed: its last Bindings may not have come by the watch yet."""
-        for name in ("nodes", "pods"):
-            await self._reflectors[name].refresh()
+        for name in ("nodes", "resourceclaims", "pods"):
+            if name in self._reflectors:
+                await self._reflectors[name].refresh()
 
     async def _lead(self) -> None:
         """Schedule, until another replica should lead."""
@@ -302,6 +381,9 @@ class Scheduler:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self.reporter.run(), name="conditions")]
+                if self.config.offer.enabled:
+                    tasks.append(group.create_task(self._room.run(), name="room"))
+                    tasks.append(group.create_task(self._fences.run(), name="fences"))
                 if self.config.scheduler_names:
                     tasks.append(group.create_task(self.loop.run(), name="loop"))
                 if self.config.election.enabled:
@@ -310,6 +392,19 @@ class Scheduler:
                         task.cancel()
         finally:
             self._leads = False
+
+
+#: The watches that claims of devices need.
+_CLAIM_WATCHES: Final = ("resourceslices", "deviceclasses", "resourceclaims")
+
+
+def _claim_reflectors(client: Client, claims: ClaimsPlacing) -> dict[str, Reflector[Any]]:
+    slices, classes, own = _CLAIM_WATCHES
+    return {
+        slices: Reflector(client, RESOURCE_SLICES, fields=f"spec.driver={dra.DRIVER}", consumers=[claims.on_slice]),
+        classes: Reflector(client, DEVICE_CLASSES, consumers=[claims.on_class]),
+        own: Reflector(client, RESOURCE_CLAIMS, consumers=[claims.on_claim]),
+    }
 
 
 def _now() -> datetime.datetime:

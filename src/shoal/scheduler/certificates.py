@@ -30,7 +30,7 @@ from shoal.kube.errors import AlreadyExistsError, ConflictError, ForbiddenError,
 from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.others import Secret
 from shoal.kube.resources import SECRETS
-from shoal.model.contract import gpushare
+from shoal.model.contract import clusters, gpushare
 from shoal.scheduler.errors import BundleError
 
 CA_LIFE: Final = timedelta(days=3650)
@@ -39,11 +39,20 @@ SERVER_LIFE: Final = timedelta(days=365)
 RENEW_BEFORE: Final = timedelta(days=120)
 #: What kube-scheduler expects the server's certificate to be for, whatever address it reaches it by.
 SERVER_NAME: Final = f"{gpushare.EXTENDER_NAME}.{gpushare.EXTENDER_NAMESPACE}.svc"
+#: The same for those who ask for offers, in the namespace where the manifests put the scheduler.
+OFFER_SERVER_NAME: Final = f"{clusters.NAME_OFFER_SERVICE}.{gpushare.EXTENDER_NAMESPACE}.svc"
+OFFER_HOSTS: Final = (
+    clusters.NAME_OFFER_SERVICE,
+    f"{clusters.NAME_OFFER_SERVICE}.{gpushare.EXTENDER_NAMESPACE}",
+    OFFER_SERVER_NAME,
+    f"{OFFER_SERVER_NAME}.cluster.local",
+)
 HOSTS: Final = (
     SERVER_NAME,
     gpushare.EXTENDER_NAME,
     f"{gpushare.EXTENDER_NAME}.{gpushare.EXTENDER_NAMESPACE}",
     f"{SERVER_NAME}.cluster.local",
+    *OFFER_HOSTS,
     "localhost",
     "127.0.0.1",
     "::1",

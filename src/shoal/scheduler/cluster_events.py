@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Flag, auto
 
 from shoal.kube.objects.node import Node
-from shoal.model.contract import shoal
+from shoal.model.contract import mechanisms, shoal
 
 
 class ClusterEvent(Flag):
@@ -19,6 +19,8 @@ class ClusterEvent(Flag):
     #: Other pods came, went or changed: affinity, ports, spread.
     PODS = auto()
     VOLUMES = auto()
+    #: Claims of devices, their classes, or what nodes publish.
+    CLAIMS = auto()
     POLICY = auto()
     GANG = auto()
     #: Less of a card is used beyond what is booked.
@@ -36,6 +38,10 @@ def node_events(old: Node | None, new: Node) -> ClusterEvent:
         events |= ClusterEvent.NODE_RESOURCES | ClusterEvent.CARDS_FREED
     if old.metadata.annotations.get(shoal.ANNOTATION_GPUS) != new.metadata.annotations.get(shoal.ANNOTATION_GPUS):
         events |= ClusterEvent.CARDS_FREED
+    if old.metadata.annotations.get(mechanisms.ANNOTATION_MECHANISMS) != new.metadata.annotations.get(
+        mechanisms.ANNOTATION_MECHANISMS
+    ):
+        events |= ClusterEvent.NODE_RESOURCES | ClusterEvent.CARDS_FREED | ClusterEvent.CLAIMS
     if old.metadata.labels != new.metadata.labels:
         events |= ClusterEvent.NODE_LABELS | ClusterEvent.CARDS_FREED
     if old.spec.taints != new.spec.taints or old.spec.unschedulable != new.spec.unschedulable:

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 
 from shoal.http.server import Bounds
-from shoal.model.contract import gpushare, keti, shoal
+from shoal.model.contract import clusters, gpushare, keti, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.contract.load import TOLERATED_MIB, TTL_SECONDS
 from shoal.placement.policies import POLICIES
@@ -122,6 +122,17 @@ class LiveLoadConfig(_Section, frozen=True, kw_only=True):
                 raise ValueError(f"ttlSeconds must be more than intervalSeconds, which is {self.interval_seconds:g}")
 
 
+class OfferConfig(_Section, frozen=True, kw_only=True):
+    """Offers to cluster managers, and the room that is published for them. TLS is that of the extender."""
+
+    enabled: bool = False
+    host: str = "0.0.0.0"
+    #: 0 takes a free one.
+    port: _Port = clusters.OFFER_PORT
+    #: Whom callers' tokens must be made for; empty: the API server itself, as a ServiceAccount's plain token is.
+    audience: Annotated[str, msgspec.Meta(max_length=256)] = ""
+
+
 class SchedulerConfig(_Section, frozen=True, kw_only=True):
     """All settings."""
 
@@ -146,6 +157,10 @@ class SchedulerConfig(_Section, frozen=True, kw_only=True):
     policy_namespaces: tuple[_Name, ...] = (keti.NAMESPACE, gpushare.EXTENDER_NAMESPACE)
     election: ElectionConfig = ElectionConfig()
     live_load: LiveLoadConfig = LiveLoadConfig()
+    offer: OfferConfig = OfferConfig()
+    #: Whether claims of devices (dynamic resource allocation) are allocated for pods of the standalone loop, and booked
+    #: whoever allocated them. Kubernetes before 1.34 has no such API, before 1.36 none with shares by default.
+    claims: bool = False
     #: Asked about more nodes than this, the extender offers kube-scheduler the best alone, unless somebody prefers a
     #: node for other reasons than its cards. Beside another extender or score plugins of your own set it to a million.
     offer_all_up_to: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = OFFER_ALL
@@ -163,3 +178,5 @@ class SchedulerConfig(_Section, frozen=True, kw_only=True):
         """Refuse what the types of the fields let through."""
         if self.policy not in POLICIES:
             raise ValueError(f"no policy {self.policy!r}: choose one of {', '.join(sorted(POLICIES))}")
+        if self.offer.enabled and self.tls is None:
+            raise ValueError(f"offer is enabled and tls is not set: callers show tokens; set tls: {{secret: {SECRET}}}")

@@ -9,6 +9,7 @@ from shoal.kube.client import Client
 from shoal.scheduler.binder import Binder
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.metrics import Metrics
+from shoal.scheduler.offer.holds import OfferHolds
 from shoal.scheduler.reporter import Reporter
 from shoal.scheduler.state.cluster_state import ClusterState
 
@@ -23,6 +24,8 @@ class SchedulingContext:
     binder: Binder
     reporter: Reporter
     metrics: Metrics
+    #: Cards held for pods of other clusters.
+    offer_holds: OfferHolds
     #: Whether this process may write to the cluster: it leads.
     may_write: Callable[[], bool]
     #: Monotonic time in seconds.

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from shoal.model.bounded_cache import BoundedCache
 from shoal.model.contract import gpushare
 from shoal.model.errors import RequestError
 from shoal.model.gpu import Gpu
@@ -26,12 +27,15 @@ from shoal.placement.filters import CARD_FIT, NODE_RESOURCES
 from shoal.placement.ledger import Ledger, NodeLedger
 from shoal.scheduler.cluster_events import ClusterEvent
 from shoal.scheduler.feasibility.feasibility import Verdict
+from shoal.scheduler.state.cluster_state import ClusterState
 
 #: Nodes that are described card by card, and cards of each.
 _CLOSEST: Final = 3
 _CARDS: Final = 8
 #: Nodes with memory used beyond requests that are looked at.
 _LOADED: Final = 64
+#: Templates whose diagnosis is kept.
+_DIAGNOSES: Final = 1000
 
 #: What may lift a refusal, by the filter that made it; anything may lift one that is not listed.
 _HELPS: Final[Mapping[str, ClusterEvent]] = {
@@ -60,6 +64,31 @@ class Diagnosis:
     helps: ClusterEvent
     #: The nodes where it could fit if pods gave way.
     candidates: BoolArray
+    #: Some card could take it, were it free.
+    possible: bool = True
+
+    @property
+    def may_help(self) -> bool:
+        """Whether the pod could fit when others have left."""
+        return self.possible and bool(self.candidates.any())
+
+
+class Diagnoses:
+    """Diagnoses of the cluster's present state, each made once for pods that fit in the same places."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._known: BoundedCache[object, tuple[tuple[int, int], Diagnosis]] = BoundedCache(_DIAGNOSES)
+
+    def of(self, template: object, request: Request, verdict: Verdict) -> Diagnosis:
+        """Why the pods of this template fit nowhere."""
+        version = self._state.version()
+        known = self._known.get(template)
+        if known is not None and known[0] == version:
+            return known[1]
+        diagnosis = diagnose(self._state.engine, request, verdict)
+        self._known.put(template, (version, diagnosis))
+        return diagnosis
 
 
 def diagnose(engine: Engine, request: Request, verdict: Verdict) -> Diagnosis:
@@ -80,7 +109,7 @@ def diagnose(engine: Engine, request: Request, verdict: Verdict) -> Diagnosis:
             if refused.resolvable:
                 candidates |= refused.rows[:rows] & alive
     total = int(np.count_nonzero(alive))
-    detail = _never(ledger, pod_class)
+    detail = never = _never(ledger, pod_class)
     if np.count_nonzero(allowed):
         for rule in engine.policy_for(request).filters:
             helps |= _HELPS.get(rule.name, ~ClusterEvent(0))
@@ -96,7 +125,7 @@ def diagnose(engine: Engine, request: Request, verdict: Verdict) -> Diagnosis:
     message = f"0/{total} nodes are available"
     if counts:
         message += ": " + ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
-    return Diagnosis(_sentences(message, detail), helps, candidates)
+    return Diagnosis(_sentences(message, detail), helps, candidates, not never)
 
 
 def _add(counts: dict[str, int], reason: str, nodes: int) -> None:

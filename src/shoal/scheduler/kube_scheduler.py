@@ -57,11 +57,6 @@ WEIGHT: Final = 10
 TIMEOUT_SECONDS: Final = 5
 
 SCHEDULER_NAME: Final = keti.SCHEDULER_NAME
-#: Where each set-up reaches the extender, but for the scheme: the node port on its own node, or the Service.
-_REACHED: Final = {
-    SchedulerMode.DEFAULT: f"127.0.0.1:{gpushare.PORT_NODE}",
-    SchedulerMode.SECOND: f"{gpushare.EXTENDER_NAME}.{gpushare.EXTENDER_NAMESPACE}:{gpushare.PORT_MANIFEST}",
-}
 #: Where the files lie on a control-plane node that kubeadm has made.
 DIRECTORY: Final = "/etc/kubernetes"
 _KUBECONFIG: Final = f"{DIRECTORY}/scheduler.conf"
@@ -134,21 +129,23 @@ def configuration(
     tls: ClientTls | InlineClientTls | None = None,
     node_cache: bool = True,
     weight: int = WEIGHT,
+    namespace: str = gpushare.EXTENDER_NAMESPACE,
 ) -> str:
     """The file for kube-scheduler of this version, with comments on what to do with it where the form allows any.
 
-    `url` is where kube-scheduler reaches the extender; without `tls` it asks in plain HTTP. `node_cache` off makes it
-    send whole nodes in place of their names, which costs a hundred times the bytes and is there for odd set-ups.
+    `url` is where kube-scheduler reaches the extender, else the node port, or the Service in `namespace` for a second
+    one; without `tls` it asks in plain HTTP. `node_cache` off makes it send whole nodes in place of their names, which
+    costs a hundred times the bytes and is there for odd set-ups.
     """
     form = form_for(version)
-    prefix = _prefix(url or f"{'http' if tls is None else 'https'}://{_REACHED[mode]}")
+    prefix = _prefix(url or f"{'http' if tls is None else 'https'}://{_reached(mode, namespace)}")
     extender = _extender(form, prefix, tls=tls, node_cache=node_cache, weight=weight)
     if form is ConfigForm.POLICY:
         document = {"kind": "Policy", "apiVersion": "v1", "extenders": [extender]}
         return json.dumps(document, indent=2) + "\n"
     steps = instructions(version, mode=mode, secret=isinstance(tls, InlineClientTls))
     comment = "".join(f"# {line}".rstrip() + "\n" for line in steps.splitlines())
-    return comment + _yaml(_settings(form, mode)) + _scope_comment(mode) + _yaml({"extenders": [extender]})
+    return comment + _yaml(_settings(form, mode, namespace)) + _scope_comment(mode) + _yaml({"extenders": [extender]})
 
 
 def instructions(version: str, *, mode: SchedulerMode, secret: bool = False) -> str:
@@ -174,11 +171,18 @@ For the cluster's own kube-scheduler {version}. On every control-plane node, one
 To undo it, copy the old manifest back."""
 
 
+def _reached(mode: SchedulerMode, namespace: str) -> str:
+    """Where each set-up reaches the extender, but for the scheme: the node port on its own node, or the Service."""
+    if mode is SchedulerMode.DEFAULT:
+        return f"127.0.0.1:{gpushare.PORT_NODE}"
+    return f"{gpushare.EXTENDER_NAME}.{namespace}:{gpushare.PORT_MANIFEST}"
+
+
 def _prefix(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ConfigurationError(
-            f"url {shown(url)} cannot be used: write one such as https://{_REACHED[SchedulerMode.DEFAULT]}"
+            f"url {shown(url)} cannot be used: write one such as https://127.0.0.1:{gpushare.PORT_NODE}"
         )
     return url.rstrip("/") + ("" if parts.path.strip("/") else gpushare.PATH_PREFIX)
 
@@ -211,7 +215,7 @@ def _extender(
     return extender
 
 
-def _settings(form: ConfigForm, mode: SchedulerMode) -> dict[str, object]:
+def _settings(form: ConfigForm, mode: SchedulerMode, namespace: str) -> dict[str, object]:
     settings: dict[str, object] = {"apiVersion": form.value, "kind": "KubeSchedulerConfiguration"}
     if mode is SchedulerMode.DEFAULT:
         return {
@@ -224,7 +228,7 @@ def _settings(form: ConfigForm, mode: SchedulerMode) -> dict[str, object]:
         "leaderElection": {
             "leaderElect": True,
             "resourceName": SCHEDULER_NAME,
-            "resourceNamespace": gpushare.EXTENDER_NAMESPACE,
+            "resourceNamespace": namespace,
         },
         "profiles": [{"schedulerName": SCHEDULER_NAME}],
         "percentageOfNodesToScore": 100,

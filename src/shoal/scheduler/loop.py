@@ -10,28 +10,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Sequence
 from typing import Final
 
 from shoal.kube.objects.pod import Pod
 from shoal.kube.store import Change, ChangeType
 from shoal.model.allocation import Allocation
-from shoal.model.bounded_cache import BoundedCache
 from shoal.model.contract.groups import PodGroup, decode_group
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.pod import check_cluster
 from shoal.placement.errors import PolicyError
-from shoal.scheduler.claims import Claims
+from shoal.scheduler.claims.errors import NotReadyError
+from shoal.scheduler.claims.names import changing
+from shoal.scheduler.claims.placing import ClaimsPlacing
 from shoal.scheduler.cluster_events import ClusterEvent
 from shoal.scheduler.context import SchedulingContext
-from shoal.scheduler.diagnosis import Diagnosis, diagnose
+from shoal.scheduler.diagnosis import Diagnoses, Diagnosis
 from shoal.scheduler.errors import BindError, ClaimError
 from shoal.scheduler.feasibility.feasibility import Verdict
+from shoal.scheduler.holds import fits_but_for
 from shoal.scheduler.preemption import Clearing
 from shoal.scheduler.queue.gangs import Gang, Gangs
 from shoal.scheduler.queue.order import standing_of
 from shoal.scheduler.queue.queue import QueuedPod, SchedulingQueue
 from shoal.scheduler.state.requests import placement_key
+from shoal.scheduler.volume_claims import VolumeClaims
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +42,12 @@ log = logging.getLogger(__name__)
 BY: Final = "loop"
 #: Decisions between two looks at the network.
 _TURNS: Final = 8
-#: Classes whose diagnosis is kept.
-_DIAGNOSES: Final = 1000
 _REASON_ERROR: Final = "SchedulerError"
+_CLAIMS_OFF: Final = (
+    "has claims of devices, which this scheduler does not allocate: set claims: true in its settings, or schedule the "
+    "pod with the stock scheduler"
+)
+_HELD: Final = "Cards that fit are held for some seconds for a pod of another cluster."
 
 #: A member of a gang, and where it could go.
 _Placed = tuple[QueuedPod, Pod, Allocation]
@@ -54,7 +60,8 @@ class Loop:
         self,
         context: SchedulingContext,
         *,
-        claims: Claims,
+        claims: VolumeClaims,
+        device_claims: ClaimsPlacing | None = None,
         clearing: Clearing,
         names: Collection[str],
         cluster: str,
@@ -68,7 +75,11 @@ class Loop:
         self._reporter = context.reporter
         self._metrics = context.metrics
         self._clock = context.clock
+        self._offer_holds = context.offer_holds
         self._claims = claims
+        #: None where claims of devices are not served; then why, for the pods that have some.
+        self.device_claims = device_claims
+        self.no_claims = _CLAIMS_OFF
         self._clearing = clearing
         self._names = frozenset(names)
         self._cluster = cluster
@@ -77,7 +88,7 @@ class Loop:
         self._stir = asyncio.Event()
         self._binding: set[asyncio.Task[None]] = set()
         self._landed = asyncio.Event()
-        self._diagnoses: BoundedCache[object, tuple[tuple[int, int], Diagnosis]] = BoundedCache(_DIAGNOSES)
+        self._diagnoses = Diagnoses(context.state)
 
     # What the watch brings
 
@@ -141,7 +152,7 @@ class Loop:
             name=meta.name,
             priority=standing.priority,
             urgency=standing.urgency,
-            template=placement_key(pod),
+            template=_template(pod),
             gang=None if group is None else (meta.namespace, group.name),
             gated=bool(pod.spec.scheduling_gates),
         )
@@ -212,6 +223,9 @@ class Loop:
                 self._try_gang(waiting, gang)
         except (RequestError, PolicyError, CodecError) as error:
             self._refuse(waiting, pod, str(error))
+        except NotReadyError as error:
+            log.debug("%s/%s: %s", waiting.namespace, waiting.name, error)
+            self.queue.park(waiting.uid, ClusterEvent.POD_CHANGED | ClusterEvent.CLAIMS, self._clock())
         except Exception:
             # One odd pod must not end the scheduling of all others.
             log.exception("%s/%s: deciding failed", waiting.namespace, waiting.name)
@@ -227,7 +241,8 @@ class Loop:
         """Park a pod whose request cannot be met as written, and say why."""
         self._metrics.decisions.inc(BY, "bad request")
         self._reporter.waiting(pod, why)
-        self.queue.park(waiting.uid, ClusterEvent.POD_CHANGED | ClusterEvent.POLICY, self._clock())
+        helps = ClusterEvent.POD_CHANGED | ClusterEvent.POLICY
+        self.queue.park(waiting.uid, helps | ClusterEvent.CLAIMS if pod.spec.resource_claims else helps, self._clock())
 
     def _try_alone(self, waiting: QueuedPod, pod: Pod) -> None:
         verdict, allocation = self._place(waiting, pod)
@@ -237,9 +252,23 @@ class Loop:
             self._start_binding(waiting, pod, allocation)
 
     def _place(self, waiting: QueuedPod, pod: Pod) -> tuple[Verdict, Allocation | None]:
+        if pod.spec.resource_claims:
+            return self._place_with_claims(waiting, pod)
+        if self.device_claims is not None:
+            self.device_claims.check_nothing_left(pod)
+        held = self._offer_holds.take(pod)
         verdict = self._feasibility.verdict(pod)
+        if held is not None and self._offer_holds.give(pod, held, verdict.allowed):
+            return verdict, held
         among = self._clearing.keep_clear(verdict.allowed, waiting.standing)
         return verdict, self._state.place(pod, among=among, favour=verdict.favour)
+
+    def _place_with_claims(self, waiting: QueuedPod, pod: Pod) -> tuple[Verdict, Allocation | None]:
+        if self.device_claims is None:
+            raise RequestError(self.no_claims)
+        verdict = self._feasibility.verdict(pod)
+        among = self._clearing.keep_clear(verdict.allowed, waiting.standing)
+        return verdict, self.device_claims.place(pod, among=among, favour=verdict.favour)
 
     def _start_binding(self, waiting: QueuedPod, pod: Pod, allocation: Allocation) -> None:
         self._metrics.decisions.inc(BY, "placed")
@@ -259,7 +288,16 @@ class Loop:
         try:
             if decisions := self._claims.decisions(pod, allocation.node):
                 await self._claims.make_ready(decisions)
-            await self._binder.bind(pod, allocation)
+            if why := changing(self._state.mechanisms(allocation.node), pod):
+                raise ClaimError(why)
+            if pod.spec.resource_claims and self.device_claims is not None:
+                await self._bind_with_claims(self.device_claims, pod, allocation)
+            elif self.device_claims is not None and self.device_claims.by_claims(pod, allocation.node):
+                await self._bind_by_claims(self.device_claims, pod, allocation)
+            else:
+                if self.device_claims is not None:
+                    await self.device_claims.write_for_devices(pod)
+                await self._binder.bind(pod, allocation)
         except (BindError, ClaimError) as error:
             self._state.cancel(waiting.uid)
             self._metrics.binds.inc(BY, "refused")
@@ -273,6 +311,22 @@ class Loop:
         self.queue.remove(waiting.uid)
         self._reporter.scheduled(pod, allocation)
         log.info("%s/%s: bound to %s", waiting.namespace, waiting.name, allocation.node)
+
+    async def _bind_with_claims(self, claims: ClaimsPlacing, pod: Pod, allocation: Allocation) -> None:
+        """Allocate the pod's claims and bind it; the claims are the record of its cards. Both or nothing."""
+        async with _or_given_back(pod, claims.give_back):
+            await claims.write(pod)
+            await self._binder.bind(pod, Allocation(allocation.node, ()))
+        claims.bound(pod)
+
+    async def _bind_by_claims(self, claims: ClaimsPlacing, pod: Pod, allocation: Allocation) -> None:
+        """Make a claim of the pod's names and bind it; the claim is the record of its cards. Both or nothing."""
+        async with _or_given_back(pod, claims.give_back_made):
+            await claims.write_for_names(pod, allocation)
+            if not claims.by_claims(pod, allocation.node):  # the writes may have taken long
+                raise ClaimError("the node serves its names by claims no more")
+            await self._binder.bind(pod, Allocation(allocation.node, ()))
+        claims.bound(pod)
 
     # Gangs
 
@@ -310,8 +364,9 @@ class Loop:
                 continue  # one more than it takes: it comes when the group stands
             try:
                 verdict, allocation = self._place(member, pod)
-            except (RequestError, PolicyError) as error:
-                self._park_gang(members, f"pod group {gang.key[1]}: {member.name}: {error}", ClusterEvent.POD_CHANGED)
+            except (RequestError, PolicyError, NotReadyError) as error:
+                helps = ClusterEvent.POD_CHANGED | ClusterEvent.CLAIMS
+                self._park_gang(members, f"pod group {gang.key[1]}: {member.name}: {error}", helps)
                 return True
             if allocation is None:
                 diagnosis = self._diagnosis(member, pod, verdict)
@@ -328,6 +383,8 @@ class Loop:
     def _undo(self, placed: Sequence[_Placed]) -> None:
         for member, _, _ in placed:
             self._state.cancel(member.uid, quietly=True)
+            if self.device_claims is not None:
+                self.device_claims.forget(member.uid)
 
     def _park_gang(self, members: Sequence[QueuedPod], message: str, helps: ClusterEvent) -> None:
         self._metrics.decisions.inc(BY, "unschedulable")
@@ -345,20 +402,73 @@ class Loop:
 
     def _park(self, waiting: QueuedPod, pod: Pod, verdict: Verdict) -> None:
         self._metrics.decisions.inc(BY, "unschedulable")
+        if pod.spec.resource_claims and self.device_claims is not None:
+            self._park_with_claims(self.device_claims, waiting, pod, verdict)
+            return
         diagnosis = self._diagnosis(waiting, pod, verdict)
+        if self._waits_for_holds(pod, diagnosis):
+            self._reporter.waiting(pod, f"{diagnosis.message} {_HELD}")
+            self.queue.park(waiting.uid, diagnosis.helps, self._clock())
+            return
         clearing = self._clearing.clear(pod, waiting.standing, diagnosis.candidates)
         message = diagnosis.message if clearing is None else f"{diagnosis.message} {clearing.words}"
         self._reporter.waiting(pod, message, nominated=None if clearing is None else clearing.node)
         self.queue.park(waiting.uid, diagnosis.helps, self._clock())
 
+    def _park_with_claims(self, claims: ClaimsPlacing, waiting: QueuedPod, pod: Pod, verdict: Verdict) -> None:
+        """What others keep from the pod may come free: its own claims that are allocated elsewhere, else other pods."""
+        diagnosis = self._diagnosis(waiting, pod, verdict)
+        clearing = None
+        if not claims.release_stranded(pod):
+            candidates = verdict.allowed.copy()
+            for refused in verdict.rejections:
+                if refused.resolvable:
+                    candidates |= refused.rows
+            clearing = self._clearing.clear(pod, waiting.standing, candidates, claims.allocator.fits_without(pod))
+        message = diagnosis.message if clearing is None else f"{diagnosis.message} {clearing.words}"
+        self._reporter.waiting(pod, message, nominated=None if clearing is None else clearing.node)
+        self.queue.park(waiting.uid, diagnosis.helps | ClusterEvent.CLAIMS, self._clock())
+
+    def _waits_for_holds(self, pod: Pod, diagnosis: Diagnosis) -> bool:
+        """Whether the pod would fit but for cards held for offers, which come free by themselves."""
+        if not len(self._offer_holds):
+            return False
+
+        def may_run(row: int, gone: frozenset[str]) -> bool:
+            return self._feasibility.fits_without(pod, row, gone)
+
+        request = self._state.request(pod)
+        return fits_but_for(self._state, request, diagnosis.candidates, self._offer_holds.keys(), may_run=may_run)
+
     def _diagnosis(self, waiting: QueuedPod, pod: Pod, verdict: Verdict) -> Diagnosis:
-        version = self._state.version()
-        known = self._diagnoses.get(waiting.template)
-        if known is not None and known[0] == version:
-            return known[1]
-        diagnosis = diagnose(self._state.engine, self._state.request(pod), verdict)
-        self._diagnoses.put(waiting.template, (version, diagnosis))
-        return diagnosis
+        if pod.spec.resource_claims and self.device_claims is not None:
+            request, verdict = self.device_claims.refusal(pod, verdict)
+            return self._diagnoses.of((waiting.template, request), request, verdict)
+        return self._diagnoses.of(waiting.template, self._state.request(pod), verdict)
+
+
+@contextlib.asynccontextmanager
+async def _or_given_back(pod: Pod, give_back: Callable[[Pod], Awaitable[None]]) -> AsyncIterator[None]:
+    """What is written for the pod stays, or is given back. Raises BindError and ClaimError."""
+    try:
+        yield
+    except (BindError, ClaimError):
+        await give_back(pod)
+        raise
+    except Exception as error:
+        # Unforeseen: neither claims nor cards must stay taken for ever.
+        log.exception("allocating claims of %s/%s failed", pod.metadata.namespace, pod.metadata.name)
+        await give_back(pod)
+        raise ClaimError(f"allocating its claims failed: {error}") from error
+
+
+def _template(pod: Pod) -> Hashable:
+    """The same for pods that fit in the same places. Claims of a template are alike; one with a name has its node."""
+    claims = pod.spec.resource_claims
+    if not claims:
+        return placement_key(pod)
+    generated = all(claim.resource_claim_name is None for claim in claims)
+    return placement_key(pod), claims if generated else pod.metadata.uid
 
 
 def _group(pod: Pod) -> PodGroup | None:

@@ -165,6 +165,14 @@ class Metrics:
             ["outcome"],
         )
         self.held = registry.gauge("shoal_scheduler_held_pods", "Pods whose cards are held and not yet being bound.")
+        self.offer_holds = registry.counter(
+            "shoal_scheduler_offer_holds_total",
+            "Cards held for a pod of another cluster, by what became of it.",
+            ["outcome"],
+        )
+        self.offers_held = registry.gauge(
+            "shoal_scheduler_offers_held_pods", "Pods of other clusters for which cards are held."
+        )
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """An HTTP request was answered."""

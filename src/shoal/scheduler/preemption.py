@@ -4,7 +4,7 @@ The rules are kube-scheduler's. On a node all pods of lower priority are thought
 possible are let off again: first those whose eviction would break a disruption budget, and in both groups the most
 important first. Of all nodes that one is taken where the fewest budgets break, then where the highest priority among
 the victims is lowest, then the sum of their priorities, then their number, then where the victims run for the shortest.
-Gangs are not evicted as a whole.
+Gangs are not evicted as a whole. Claims of devices come free with the last pod that uses them.
 
 Until the pod is bound or gone, its node is kept clear of less important pods (`Clearing`). The owner of a pod is told
 how many pods of others there are, never which: names of pods are for those who may list them, and an event is read by
@@ -30,8 +30,10 @@ from shoal.kube.resources import PODS, key_of
 from shoal.kube.selectors import RawLabelSelector, label_selector
 from shoal.kube.store import Store
 from shoal.placement.columns import BoolArray
+from shoal.scheduler.claims.errors import SearchLimitError
 from shoal.scheduler.context import SchedulingContext
 from shoal.scheduler.queue.order import Standing
+from shoal.scheduler.state.cluster_state import CardsFit
 
 log = logging.getLogger(__name__)
 
@@ -214,6 +216,8 @@ class Cleared:
     standing: Standing
     victims: frozenset[str]
     words: str
+    #: The keys of the claims that come free with them.
+    claims: frozenset[str] = frozenset()
 
 
 class Clearing:
@@ -246,53 +250,71 @@ class Clearing:
         """The pod is placed or gone: its node is for everyone again."""
         self._cleared.pop(uid, None)
 
-    def clear(self, pod: Pod, standing: Standing, candidates: BoolArray) -> Cleared | None:
-        """Clear a node for the pod, or go on clearing the one that was chosen; None when nobody can give way."""
+    def clear(
+        self, pod: Pod, standing: Standing, candidates: BoolArray, cards_fit: CardsFit | None = None
+    ) -> Cleared | None:
+        """Clear a node for the pod, or go on clearing the one that was chosen; None when nobody can give way.
+
+        `cards_fit` answers for a pod with claims of devices.
+        """
         uid = pod.metadata.uid
         under_way = self._cleared.get(uid)
-        if under_way is not None and any(self._state.pod(victim) is not None for victim in under_way.victims):
+        if under_way is not None and self._is_under_way(under_way):
             return under_way
         self._cleared.pop(uid, None)
         # A node that is being cleared for a pod as important is that pod's.
         taken = [each for each in self._cleared.values() if not standing.is_above(each.standing)]
-        plan = self._plan(pod, self._without(candidates, taken))
+        plan = self._plan(pod, self._without(candidates, taken), cards_fit)
         if plan is None:
             return None
         victims = self._pods(victim.uid for victim in plan.victims)
         words = f"Clearing {plan.node}: {who_leaves(pod, victims)} must give way."
         leaving = frozenset(victim.uid for victim in plan.victims)
-        cleared = self._cleared[uid] = Cleared(plan.node, standing, leaving, words)
+        claims = self._state.claims.freed_by(plan.node, leaving)
+        cleared = self._cleared[uid] = Cleared(plan.node, standing, leaving, words, claims)
         for victim in victims:
             task = asyncio.create_task(self._evict(victim, pod, plan.node))
             self._evictions.add(task)
             task.add_done_callback(self._evictions.discard)
         return cleared
 
-    def _plan(self, pod: Pod, candidates: BoolArray) -> PreemptionPlan | None:
+    def _is_under_way(self, cleared: Cleared) -> bool:
+        """Whether victims are still there or hold something, or claims that they alone used are not free yet."""
+        state = self._state
+        return any(
+            state.pod(victim) is not None or state.engine.ledger.booking(victim) is not None
+            for victim in cleared.victims
+        ) or any(state.claims.is_leaving(key, cleared.victims) for key in cleared.claims)
+
+    def _plan(self, pod: Pod, candidates: BoolArray, cards_fit: CardsFit | None) -> PreemptionPlan | None:
         rows = np.flatnonzero(candidates)
         start = self._rng.randrange(len(rows)) if len(rows) else 0
         node_at = self._state.engine.ledger.node_at
-        return self.plan(pod, (node_at(row).name for row in np.roll(rows, -start).tolist()))
+        return self.plan(pod, (node_at(row).name for row in np.roll(rows, -start).tolist()), cards_fit)
 
-    def plan(self, pod: Pod, nodes: Iterable[str]) -> PreemptionPlan | None:
+    def plan(self, pod: Pod, nodes: Iterable[str], cards_fit: CardsFit | None = None) -> PreemptionPlan | None:
         """Who would have to go from one of these nodes so that the pod fits there; None when nobody can give way."""
         level = pod.spec.priority or 0
         if not may_preempt(pod.spec.preemption_policy) or self._state.lowest_priority() >= level:
             return None
-        cards_fit = self._state.engine.fits_without(self._state.request(pod))
+        on_cards = cards_fit or self._state.cards_fit_without(self._state.request(pod))
 
         def fits(node: str, gone: frozenset[str]) -> bool:
             row = self._state.row(node)
-            return row is not None and cards_fit(node, gone) and self._feasibility.fits_without(pod, row, gone)
+            return row is not None and on_cards(node, gone) and self._feasibility.fits_without(pod, row, gone)
 
-        return choose(
-            nodes,
-            pods_on=self._on_node,
-            fits=fits,
-            priority=level,
-            budgets=self._budgets.allowances(),
-            limit=candidate_limit(self._state.nodes()),
-        )
+        try:
+            return choose(
+                nodes,
+                pods_on=self._on_node,
+                fits=fits,
+                priority=level,
+                budgets=self._budgets.allowances(),
+                limit=candidate_limit(self._state.nodes()),
+            )
+        except SearchLimitError:
+            log.warning("preempting for %s: its claims are too hard to serve, and nobody gives way", _name(pod))
+            return None
 
     def _on_node(self, node: str) -> list[PodOnNode]:
         node_ledger = self._state.engine.ledger.node(node)

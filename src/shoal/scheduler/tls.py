@@ -1,7 +1,7 @@
-"""TLS of the extender by certificates that it makes itself. By files of the operator's it is that of `shoal.http`.
+"""TLS of the scheduler by certificates that it makes itself. By files of the operator's it is that of `shoal.http`.
 
-A caller without a certificate of the client CA gets no further than the handshake: no byte of a request is read.
-Certificates are renewed without a restart.
+A caller of the extender without a certificate of the client CA gets no further than the handshake: no byte of a request
+is read. Certificates are renewed without a restart.
 """
 
 from __future__ import annotations
@@ -42,27 +42,34 @@ class ServerTls(Protocol):
 
 
 class OwnTls:
-    """TLS by the certificates in the Secret: the server's context, and which client certificates are accepted."""
+    """TLS by the certificates in the Secret: the server's context, and which client certificates are accepted.
 
-    def __init__(self, secret: BundleSecret, bundle: Bundle) -> None:
+    Without `clients` nobody is asked for a certificate: callers say otherwise who they are.
+    """
+
+    def __init__(self, secret: BundleSecret, bundle: Bundle, *, clients: bool = True) -> None:
         self._secret = secret
+        self._clients = clients
         self._bundle = bundle
         self._accepted = bundle.accepted
         self._current = bundle.settled().accepted
         self._looked_at = float("-inf")
         self._looking = asyncio.Lock()
         self.context = server_context()
-        self.context.verify_mode = ssl.CERT_REQUIRED
-        self.context.load_verify_locations(cadata=bundle.authority.certificate.decode())
+        if clients:
+            self.context.verify_mode = ssl.CERT_REQUIRED
+            self.context.load_verify_locations(cadata=bundle.authority.certificate.decode())
         load_pair(self.context, bundle.server)
 
     @classmethod
-    async def begun(cls, secret: BundleSecret) -> OwnTls:
+    async def begun(cls, secret: BundleSecret, *, clients: bool = True) -> OwnTls:
         """TLS by the Secret's certificates, which are made if it holds none."""
-        return cls(secret, await secret.ensure())
+        return cls(secret, await secret.ensure(), clients=clients)
 
     async def admits(self, shown: str) -> str:
         """Why this client is not let in; empty when it is."""
+        if not self._clients:
+            return ""
         if shown not in self._accepted:
             await self._look_again()
         if shown not in self._accepted:

@@ -51,9 +51,15 @@ class Watched:
 Watch = Callable[..., Watched]
 
 
+def threads() -> set[threading.Thread]:
+    """The watches that ask a driver now."""
+    return {thread for thread in threading.enumerate() if thread.name == THREAD}
+
+
 @pytest.fixture
 async def watch(machine: Callable[..., Machine]) -> AsyncIterator[Watch]:  # noqa: F811
     made: list[Watched] = []
+    before = threads()  # an embedded cluster of other tests may be there for as long as this process
 
     def make(cards: object, rules: HealthRules = QUICK) -> Watched:
         made.append(Watched(machine(cards), rules))
@@ -62,7 +68,7 @@ async def watch(machine: Callable[..., Machine]) -> AsyncIterator[Watch]:  # noq
     yield make
     for each in made:
         await each.stop()
-    assert [thread for thread in threading.enumerate() if thread.name == THREAD] == []
+    assert threads() - before == set()
 
 
 async def test_error_and_recovery(watch: Watch) -> None:

@@ -247,6 +247,12 @@ def test_partition_in_use_is_never_withdrawn():
     assert (held.healthy, held.withdrawn) == (("MIG-0-1",), ())
 
 
+def test_partition_that_a_claim_has_is_withdrawn():
+    both = list(partitions.all_of([mig(0, "1g.5gb", "1g.5gb")]))
+    part = partitions.listing("r", both, None, frozenset(), {"MIG-0-0"})
+    assert (part.healthy, part.withdrawn) == (("MIG-0-1",), ("MIG-0-0",))
+
+
 def test_ids_name_partitions():
     node = NodeGpus("n", (mig(0, "1g.5gb", "1g.5gb"), mig(1, "1g.5gb", healthy=False)))
     assert Counter(one.instance.uuid for one in partitions.chosen(["MIG-0-1::2", "MIG-0-1::0"], node)) == {"MIG-0-1": 1}

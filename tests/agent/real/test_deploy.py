@@ -24,6 +24,7 @@ from tests.testbed.waiting import wait_for
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "agent"
 WITH_MPS = DEPLOY.parent / "agent-mps"
+WITH_CLAIMS = DEPLOY.parent / "agent-claims"
 ACCOUNT = "shoal-agent"
 
 
@@ -95,12 +96,13 @@ def test_mps_has_a_pod_of_its_own_and_its_settings_are_those_of_both(tmp_path: P
     assert Path(shared).is_relative_to(HostPaths().run), "the agent makes it, and must see it"
 
 
-@pytest.mark.parametrize("folder", [DEPLOY, WITH_MPS], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [DEPLOY, WITH_MPS, WITH_CLAIMS], ids=lambda folder: folder.name)
 def test_a_real_api_server_takes_them(apiserver: ApiServer, folder: Path) -> None:
     strictly = ("--validate=strict", "--warnings-as-errors", "--dry-run=server")
     said = apiserver.kubectl("apply", "-k", str(folder), *strictly)
     assert "daemonset.apps/shoal-agent" in said
     assert ("daemonset.apps/shoal-mps" in said) is (folder is WITH_MPS)
+    assert ("deviceclass.resource.k8s.io/shoal-gpu" in said) is (folder is WITH_CLAIMS)
 
 
 def test_mounts_for_walls_work_without_any_right(new_lab: NewLab) -> None:

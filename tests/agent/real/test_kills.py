@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from shoal.kubelet import constants
 from shoal.model.request import Share
 from tests.agent.lab import GIB, MEMORY, TELL, WHOLE, Lab, memory_pod
 from tests.agent.real.conftest import NewLab
@@ -36,6 +37,30 @@ def test_killed_between_allocate_and_pre_start(new_lab: NewLab):
     lab.start()
     lab.pods.wait_running("slow")
     assert lab.visible("slow") == [1]
+
+
+def test_kubelet_writes_an_older_record_over_the_newest(new_lab: NewLab):
+    """kubelet makes a record under a lock and writes it after: of two at one time the older may come last."""
+    lab = new_lab("2xT4")
+    lab.place(memory_pod("before", 4), lab.allocation({"main": [0]}, {"main": Share(4 * GIB)}))
+    lab.pods.wait_running("before")
+    path = lab.node.device_plugins / constants.CHECKPOINT
+    older = path.read_bytes()
+    first = container("first", "until [ -e /go ]; do sleep 0.1; done")
+    lab.place(
+        pod("slow", [container("main", TELL, {MEMORY: 4})], [first]),
+        lab.allocation({"main": [1]}, {"main": Share(4 * GIB)}),
+    )
+    wait_for(lambda: recorded(lab, "slow"), "with devices")
+    lab.pods.wait("slow", lambda found: "running" in container_status(found, "first").get("state", {}), "waiting")
+    fresh = path.with_name("fresh")
+    fresh.write_bytes(older)
+    fresh.replace(path)
+    assert not recorded(lab, "slow")
+    lab.pods.apiserver.kubectl("-n", lab.pods.namespace, "exec", "slow", "-c", "first", "--", "touch", "/go")
+    lab.pods.wait_running("slow")
+    assert lab.visible("slow") == [1]
+    assert recorded(lab, "slow"), "kubelet has written what it knows"
 
 
 def test_killed_after_pre_start_and_the_container_starts_again(new_lab: NewLab):

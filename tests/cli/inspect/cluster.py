@@ -1,6 +1,7 @@
 """Nodes and pods as the original stack and Shoal leave them, and the command that shows them."""
 
 import json
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,13 +71,15 @@ class Cluster:
         for node in self.demand("GET", "/api/v1/nodes")["items"]:
             self.demand("DELETE", f"/api/v1/nodes/{node['metadata']['name']}")
         # No controller collects what belonged to the nodes.
-        leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
-        for lease in self.demand("GET", f"{leases}?labelSelector=shoal.dev/history")["items"]:
+        leases = "/apis/coordination.k8s.io/v1/namespaces/shoal-history/leases"
+        for lease in self.demand("GET", leases)["items"]:
             self.demand("DELETE", f"{leases}/{lease['metadata']['name']}")
 
     def apply(self, path: Path) -> None:
         """Make the objects of a manifest that are not there yet, and the namespaces they are in."""
         for made in yaml.safe_load_all(path.read_text()):
+            if made["kind"] == "Namespace":
+                self._namespaces.add(made["metadata"]["name"])
             group, _, version = made["apiVersion"].rpartition("/")
             namespace = made["metadata"].get("namespace", "")
             if namespace and namespace not in self._namespaces:
@@ -84,8 +87,9 @@ class Cluster:
                 self._namespaces.add(namespace)
             root = f"/apis/{group}/{version}" if group else f"/api/{version}"
             where = f"{root}/namespaces/{namespace}" if namespace else root
+            plural = re.sub("y$", "ie", made["kind"].lower()) + "s"
             body, kind = json.dumps(made).encode(), {"Content-Type": "application/json"}
-            answer = self._connection.request("POST", f"{where}/{made['kind'].lower()}s", body, kind)
+            answer = self._connection.request("POST", f"{where}/{plural}", body, kind)
             assert answer.status in (201, 409), answer
 
     def viewer(self) -> Path:

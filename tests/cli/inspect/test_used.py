@@ -17,7 +17,10 @@ from tests.cli.inspect.cluster import Cluster, objects
 from tests.metrics.history_thread import collectors
 from tests.metrics.snapshots import GIB, card, container, snapshot
 
-RBAC = Path(__file__).parents[3] / "deploy" / "rbac"
+DEPLOY = Path(__file__).parents[3] / "deploy"
+RBAC = DEPLOY / "rbac"
+#: Where collectors tell how they are reached, and who may ask them.
+HISTORY = DEPLOY / "metrics" / "history.yaml"
 NODES: dict[str, Any] = {
     "n1": {"mem": 32, "cards": {"0": 16384, "1": 16384}},
     "n2": {"mem": 16, "cards": {"0": 16384}},
@@ -50,6 +53,7 @@ BOTH = (FIRST, SECOND)
 def used_cluster(cluster: Cluster) -> Cluster:
     cluster.put(objects(NODES, PODS))
     cluster.apply(RBAC / "viewer.yaml")
+    cluster.apply(HISTORY)
     cluster.apply(RBAC / "namespace-viewer.yaml")
     return cluster
 
@@ -144,11 +148,11 @@ def test_old_and_foreign_answers_are_not_shown(used_cluster: Cluster, tmp_path: 
         assert rows(result.stdout)[1][2] == "-"
     with collectors(used_cluster.kubeconfig, tmp_path, [FIRST]):
         # n2 leads to the collector of n1
-        leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
-        lease = used_cluster.demand("GET", f"{leases}/shoal-history-n1")
+        leases = "/apis/coordination.k8s.io/v1/namespaces/shoal-history/leases"
+        lease = used_cluster.demand("GET", f"{leases}/n1")
         told = lease["metadata"]["annotations"]["shoal.dev/history"].replace('"n1"', '"n2"')
-        meta = {"name": "shoal-history-n2", "labels": {"shoal.dev/history": "true"}}
-        used_cluster.demand("POST", leases, {"metadata": {**meta, "annotations": {"shoal.dev/history": told}}})
+        meta = {"name": "n2", "annotations": {"shoal.dev/history": told}}
+        used_cluster.demand("POST", leases, {"metadata": meta, "spec": {"holderIdentity": "n2"}})
         result = used_cluster.inspect("--used", "n2")
         assert "Not measured: n2: it answers for another node" in result.stderr
 
@@ -176,6 +180,8 @@ def outsider(real_cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster whose collectors answer on an address of the machine, as the pods of nodes do."""
     real_cluster.put(objects(NODES, PODS))
     real_cluster.apply(RBAC / "viewer.yaml")
+    real_cluster.apply(HISTORY)
+    real_cluster.apply(DEPLOY / "metrics" / "rbac.yaml")
     real_cluster.apply(RBAC / "namespace-viewer.yaml")
     host = own_host()
     with collectors(real_cluster.kubeconfig, tmp_path, BOTH, host=host) as ports:
@@ -204,7 +210,7 @@ def make_pod(cluster: Cluster, node: str, host: str, port: int) -> None:
         "nodeName": node,
         "containers": [{"name": "c", "image": "x", "ports": [{"containerPort": port}]}],
     }
-    spec |= {"automountServiceAccountToken": False, "serviceAccountName": "shoal-metrics-viewer"}
+    spec |= {"automountServiceAccountToken": False, "serviceAccountName": "shoal-metrics"}
     path = "/api/v1/namespaces/kube-system/pods"
     cluster.demand("POST", path, {"metadata": meta, "spec": spec})
     status = {"phase": "Running", "podIP": host, "podIPs": [{"ip": host}]}
@@ -245,14 +251,14 @@ def test_others_pods_are_denied_without_rights(outsider: Cluster) -> None:
     name = yaml.safe_load(kubeconfig.read_text())["users"][0]["name"]
     rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces"
     subject = {"kind": "User", "name": name, "apiGroup": "rbac.authorization.k8s.io"}
-    for namespace, role in (("team", "shoal-metrics-viewer"), ("kube-system", "shoal-metrics-team")):
+    for namespace, role in (("team", "shoal-metrics-viewer"), ("shoal-history", "shoal-metrics-team")):
         ref = {"kind": "Role", "name": role, "apiGroup": "rbac.authorization.k8s.io"}
         body = {"metadata": {"name": name}, "subjects": [subject], "roleRef": ref}
         outsider.demand("POST", f"{rbac}/{namespace}/rolebindings", body)
     options = ["inspect", "--kubeconfig", str(kubeconfig), "--used", "-o", "json"]
     refused = CliRunner().invoke(main, options)
     assert refused.exit_code == 1
-    assert "you may make no token of the account kube-system/shoal-metrics-viewer" in refused.stderr
+    assert "you may make no token of the account shoal-history/shoal-metrics-viewer" in refused.stderr
     result = CliRunner().invoke(main, [*options, "--metrics-account", "team/shoal-metrics-viewer"])
     assert result.exit_code == 0, result.output
     first = json.loads(result.stdout)["nodes"][0]["gpus"][0]
@@ -265,5 +271,5 @@ def test_others_pods_are_denied_without_rights(outsider: Cluster) -> None:
 def test_a_stranger_is_told_which_right_is_missing(outsider: Cluster) -> None:
     result = CliRunner().invoke(main, ["inspect", "--kubeconfig", str(outsider.viewer()), "--used"])
     assert result.exit_code == 1
-    assert "you may not list leases in kube-system" in result.stderr
-    assert "deploy/rbac/viewer.yaml" in result.stderr
+    assert "you may not list leases in shoal-history" in result.stderr
+    assert "ask for the rights of the group shoal-viewers" in result.stderr

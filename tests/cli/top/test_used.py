@@ -10,7 +10,7 @@ from shoal.cli.main import main
 from shoal.cli.top.command import marks
 from shoal.cli.top.used_columns import BLOCKS, LETTERS, trend
 from tests.cli.inspect.cluster import Cluster, objects
-from tests.cli.inspect.test_used import BOTH, FIRST, NODES, PODS, RBAC
+from tests.cli.inspect.test_used import BOTH, FIRST, HISTORY, NODES, PODS
 from tests.cli.terminal import on_terminal
 from tests.metrics.history_thread import collectors
 
@@ -18,7 +18,7 @@ from tests.metrics.history_thread import collectors
 @pytest.fixture
 def used_cluster(cluster: Cluster) -> Cluster:
     cluster.put(objects(NODES, PODS))
-    cluster.apply(RBAC / "viewer.yaml")
+    cluster.apply(HISTORY)
     return cluster
 
 

@@ -6,11 +6,11 @@ from typing import Any
 from shoal.embedded.controllers.execute import (
     Action,
     Create,
-    Delete,
     EventAction,
     Failure,
     Owned,
     Remember,
+    Removal,
     Requeue,
     StatusUpdate,
     Update,
@@ -132,7 +132,7 @@ def shown(action: Action) -> Object:
             return {"create": kind.plural, "obj": obj}
         case Update(kind, obj, subresource):
             return {"update": f"{kind.plural}/{subresource}".rstrip("/"), "name": obj["metadata"]["name"], "obj": obj}
-        case Delete(kind, obj):
+        case Removal(kind, obj):
             return {"delete": kind.plural, "name": obj["metadata"]["name"], "how": action.propagation}
         case StatusUpdate(obj):
             return {"status": obj["status"], "notes": obj["metadata"].get("annotations", {})}

@@ -16,11 +16,11 @@ from tests.cases import read_cases
 CASES = read_cases(Path(__file__).parent / "cases" / "workloads.yaml")
 
 
-def planned(container: dict, annotations: dict | None = None, owner: str = "", init: bool = False) -> Plan:
+def planned(container: dict, annotations: dict | None = None, job: str = "", init: bool = False) -> Plan:
     container = {"name": "c", **container}
-    owners = [{"kind": owner, "controller": True}] if owner else []
+    labels = {"batch.kubernetes.io/job-name": job} if job else {}
     pod = {
-        "metadata": {"name": "p", "annotations": annotations or {}, "ownerReferences": owners},
+        "metadata": {"name": "p", "annotations": annotations or {}, "labels": labels},
         "spec": {"containers": [] if init else [container], "initContainers": [container] if init else []},
     }
     return plan_of(container, pod, {"NAME": "me"})
@@ -65,12 +65,12 @@ def test_the_annotation_of_a_container_wins_over_that_of_the_pod_and_both_over_i
     assert (plan.seconds, plan.code) == (10.0, 2)
 
 
-def test_owners_and_init_containers() -> None:
-    assert planned({}, owner="Job").seconds == JOB_SECONDS
-    assert planned({}, owner="ReplicaSet").seconds is None
-    assert planned({}, owner="Job", init=True).seconds == 0.0
-    assert planned({"restartPolicy": "Always"}, owner="Job", init=True).seconds is None
-    assert planned({"command": ["sleep", "60"]}, owner="Job").seconds == 60.0
+def test_jobs_and_init_containers() -> None:
+    assert planned({}, job="j").seconds == JOB_SECONDS
+    assert planned({}).seconds is None
+    assert planned({}, job="j", init=True).seconds == 0.0
+    assert planned({"restartPolicy": "Always"}, job="j", init=True).seconds is None
+    assert planned({"command": ["sleep", "60"]}, job="j").seconds == 60.0
 
 
 def test_more_memory_than_its_limit_is_killed() -> None:

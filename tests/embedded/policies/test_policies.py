@@ -12,7 +12,8 @@ import pytest
 from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import NAMESPACES, POLICIES, POLICY_BINDINGS, Kind
-from shoal.embedded.policies.cel import CelEnvironment, CelError, Evaluation, with_variables
+from shoal.embedded.policies.cel import CelEnvironment, Evaluation, with_variables
+from shoal.embedded.policies.errors import CelError
 from shoal.embedded.registry import Registry
 
 Object = dict[str, Any]
@@ -74,7 +75,7 @@ SPECS: list[tuple[str, Object, str]] = [
     (
         "an error",
         {"validations": [{"expression": "object.data.b == '1'"}]},
-        "422 Invalid expression 'object.data.b == '1'' resulted in error: NOT_FOUND: Key not found in map : \"b\"",
+        "422 Invalid expression 'object.data.b == '1'' resulted in error: no such key: b",
     ),
     ("an error to ignore", {"failurePolicy": "Ignore", "validations": [{"expression": "object.data.b == '1'"}]}, ""),
     (
@@ -213,10 +214,16 @@ def test_a_policy_about_namespaces_looks_at_their_own_labels(registry: Registry)
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({"validations": [{"expression": "nothing(1)"}]}, "policy p, validation 1: compilation failed: .*'nothing'"),
+        (
+            {"validations": [{"expression": "nothing(1)"}]},
+            r"validations\[0\]\.expression: Invalid value: \"nothing\(1\)\": compilation failed: ERROR: .*'nothing'",
+        ),
         ({"validations": [{"expression": "unknown == 1"}]}, "undeclared reference to 'unknown'"),
-        ({"variables": [{"name": "v", "expression": "1 +"}]}, "policy p, variable v: compilation failed"),
-        ({"matchConditions": [{"name": "c", "expression": ")"}]}, "policy p, match condition c"),
+        (
+            {"variables": [{"name": "v", "expression": "1 +"}]},
+            r"spec\.variables\[0\]\.expression: Invalid value: \"1 \+\": compilation failed",
+        ),
+        ({"matchConditions": [{"name": "c", "expression": ")"}]}, r"spec\.matchConditions\[0\]\.expression: "),
         ({"paramKind": {"apiVersion": "v1", "kind": "ConfigMap"}}, "knows no parameters"),
     ],
 )

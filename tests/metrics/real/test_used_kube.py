@@ -17,7 +17,9 @@ from tests.metrics.real.conftest import NewCollector, described
 from tests.metrics.real.test_attribution_kube import BYTES, CARDS, shared
 from tests.testbed.waiting import wait_for
 
-VIEWER = Path(__file__).parents[3] / "deploy" / "rbac" / "viewer.yaml"
+DEPLOY = Path(__file__).parents[3] / "deploy"
+VIEWER = DEPLOY / "rbac" / "viewer.yaml"
+HISTORY = DEPLOY / "metrics" / "history.yaml"
 
 
 def used(kubeconfig: Path, node: str) -> dict[str, Any] | None:
@@ -48,7 +50,7 @@ def past(kubeconfig: Path, node: str, pod: str) -> list[float]:
 def test_a_viewer_sees_what_runs_and_what_ran_before_kill_9(new_lab: NewLab, new_collector: NewCollector) -> None:
     lab = new_lab(CARDS)
     assert isinstance(lab, RealLab)
-    lab.pods.apiserver.kubectl("apply", "-f", str(VIEWER))
+    lab.pods.apiserver.kubectl("apply", "-f", str(VIEWER), "-f", str(HISTORY))
     viewer = lab.pods.apiserver.kubeconfig("eve", ("shoal-viewers",))
     node = lab.node.name
     collector = new_collector(lab)

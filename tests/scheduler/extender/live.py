@@ -89,10 +89,18 @@ async def live(
         ):
             await nodes.wait_synced()
             await pods.wait_synced()
-            conditions = asyncio.create_task(reporter.run())
+            chores = {asyncio.create_task(reporter.run()), asyncio.create_task(sweep(state))}
             try:
                 async with extender.serve(Address("127.0.0.1", 0, tls=tls)) as port:
                     yield Live(client, state, metrics, port)
             finally:
-                conditions.cancel()
-                await asyncio.wait({conditions})
+                for chore in chores:
+                    chore.cancel()
+                await asyncio.wait(chores)
+
+
+async def sweep(state: ClusterState) -> None:
+    """As the whole scheduler does: a pod that vanished while the watch was away holds its cards for half a minute."""
+    while True:
+        await asyncio.sleep(0.5)
+        state.sweep()

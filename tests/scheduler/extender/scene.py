@@ -30,6 +30,7 @@ from shoal.scheduler.extender.verbs import Verbs
 from shoal.scheduler.feasibility.feasibility import Feasibility
 from shoal.scheduler.feasibility.tables import ClusterTables
 from shoal.scheduler.metrics import Metrics
+from shoal.scheduler.offer.holds import OfferHolds
 from shoal.scheduler.preemption import Clearing, DisruptionBudgets
 from shoal.scheduler.reporter import Reporter
 from shoal.scheduler.state.cluster_state import ClusterState
@@ -55,13 +56,15 @@ def nobody() -> Client:
 def context_of(state: ClusterState, client: Client, clock: Callable[[], float] = time.monotonic) -> SchedulingContext:
     """All that the loop and the verbs share."""
     reporter = Reporter(client, Recorder(client, "test"), now=lambda: datetime.now(UTC), may_write=lambda: True)
+    metrics = Metrics()
     return SchedulingContext(
         client=client,
         state=state,
         feasibility=Feasibility(state.tables),
         binder=Binder(client, state, may_write=lambda: True, now_ns=time.time_ns),
         reporter=reporter,
-        metrics=Metrics(),
+        metrics=metrics,
+        offer_holds=OfferHolds(state, clock=clock, metrics=metrics),
         may_write=lambda: True,
         clock=clock,
     )

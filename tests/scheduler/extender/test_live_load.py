@@ -7,7 +7,7 @@ import json
 import pytest
 
 from shoal.model.contract.load import CardDigest, LoadDigest
-from shoal.scheduler.live_load.loads import LiveLoads
+from shoal.scheduler.live_loads import LiveLoads
 from tests.scheduler.extender.requests import args, pod, preemption
 from tests.scheduler.extender.scene import Scene
 

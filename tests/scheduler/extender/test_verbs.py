@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 
 from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.objects.policy import PodDisruptionBudget, PodDisruptionBudgetSpec
+from shoal.kube.store import Change, ChangeType
+from shoal.model.contract import mechanisms
 from shoal.placement.policies import POLICIES
 from shoal.scheduler.extender import filtering, refused
 from shoal.scheduler.extender.verbs import scores
@@ -41,6 +44,30 @@ def test_filter_by_cards(scene: Scene) -> None:
         "FailedAndUnresolvableNodes": {"bare": "The node is not for GPU share, need skip"},
         "Error": "",
     }
+
+
+@pytest.mark.parametrize("mechanism", ["claims", "to-claims", "to-devices"])
+async def test_nodes_that_serve_a_name_by_claims_are_not_for_kube_scheduler(scene: Scene, mechanism: str) -> None:
+    """Nor those that are changing that; pods of other names go there."""
+    known = scene.state.node("a")
+    assert known is not None
+    annotations = {
+        **known.metadata.annotations,
+        mechanisms.ANNOTATION_MECHANISMS: f'{{"aliyun.com/gpu-mem": "{mechanism}"}}',
+    }
+    meta = msgspec.structs.replace(known.metadata, annotations=annotations)
+    scene.state.on_node(Change(ChangeType.MODIFIED, known, msgspec.structs.replace(known, metadata=meta)))
+    answer = scene.filter(args(pod(mem="1"), ["a", "b"]))
+    assert answer["NodeNames"] == ["b"]
+    assert "such pods need the gpu-scheduler" in answer["FailedAndUnresolvableNodes"]["a"]
+    assert "a" not in answer["FailedNodes"]
+    late = pod("late", mem="1")
+    scene.add_pod(late)
+    meta = late["metadata"]
+    binding = {"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": meta["uid"], "Node": "a"}
+    told = json.loads(await scene.verbs.bind(json.dumps(binding).encode()))
+    assert told["Error"] == "a does not serve aliyun.com/gpu-mem by devices"
+    assert scene.state.engine.ledger.booking(meta["uid"]) is None
 
 
 def test_details_are_told_when_no_node_is_left(scene: Scene) -> None:
@@ -170,7 +197,7 @@ def test_a_pod_refused_for_holds_alone_is_an_error_and_no_refusal() -> None:
     scene.add_node("a", 1)
     scene.filter(args(pod("one", mem="10"), ["a"]))
     answer = scene.filter(args(pod("two", mem="10"), ["a"]))
-    assert "held for pods that are being bound" in answer["Error"]
+    assert "held for some seconds for other pods" in answer["Error"]
     assert answer["FailedNodes"] == {}
     answer = scene.filter(args(pod("three", mem="17"), ["a"]))
     assert (answer["Error"], set(answer["FailedAndUnresolvableNodes"])) == ("", {"a"})

@@ -1,6 +1,7 @@
 """What an API server answers, as data: requests in, answers out. Every expectation was taken from a real server.
 
-A file of `cases/` holds `cases` and, before them, `templates` that the cases refer to. A case has a `name` and `steps`.
+A file of `cases/` holds `cases` and, before them, `templates` that the cases refer to. A case has a `name` and `steps`,
+and may have mutating `policies` that are in force while it is played (`policies.py`).
 Each case has a namespace of its own, `{ns}`; objects without a namespace carry it in their name. A step is a request
 
     do          method and path, such as `GET /api/v1/namespaces/{ns}/pods`
@@ -28,12 +29,14 @@ reason. A step that is listed and passes fails the suite, so the list can only b
 """
 
 import uuid
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from tests.suites.api.matching import load
 from tests.suites.api.play import Play, Step
+from tests.suites.api.policies import in_force
 from tests.suites.connection import DEADLINE, Connection
 from tests.testbed.cluster import Api
 
@@ -54,12 +57,14 @@ def test_case(cluster: Api, name: str, request: pytest.FixtureRequest) -> None:
     not_yet = NOT_YET.get(name, {}) if embedded else {}
     connection = Connection(cluster.kubeconfig())
     play = Play(connection, {"ns": new_namespace(cluster)})
-    for number, step in enumerate(CASES[name]["steps"], start=1):
-        connection.deadline = FUTILE if number in not_yet else DEADLINE
-        if number not in not_yet:
-            play.step(step)
-        elif passes(play, step):
-            pytest.fail(f"step {number} passes now: take it out of not_yet.yaml ({not_yet[number]})")
+    policies = CASES[name].get("policies")
+    with in_force(connection, play.variables["ns"], policies) if policies else nullcontext():
+        for number, step in enumerate(CASES[name]["steps"], start=1):
+            connection.deadline = FUTILE if number in not_yet else DEADLINE
+            if number not in not_yet:
+                play.step(step)
+            elif passes(play, step):
+                pytest.fail(f"step {number} passes now: take it out of not_yet.yaml ({not_yet[number]})")
     if not_yet:
         pytest.xfail("; ".join(f"step {number}: {reason}" for number, reason in not_yet.items()))
 

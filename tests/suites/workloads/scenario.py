@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +100,11 @@ class Scenario:
         if self._record:
             self._expected[name] = self._stable(step.get("settle", 4.0))
             return
-        expected = self._expected[name]
+        unsure = step.get("unsure", [])
+        expected = _without_reasons(self._expected[name], unsure)
 
         def wrong() -> str:
-            seen = snapshot(self._connection, self._namespace)
+            seen = _without_reasons(snapshot(self._connection, self._namespace), unsure)
             return "" if seen == expected else _difference(expected, seen)
 
         self._wait(wrong, name)
@@ -138,6 +139,16 @@ class Scenario:
         path = f"/api/v1/namespaces/{self._namespace}/pods?labelSelector={labels}"
         items: list[Object] = self._connection.request("GET", path).body["items"]
         return items
+
+
+def _without_reasons(value: Any, unsure: Collection[str]) -> Any:
+    """A snapshot in which conditions of these types have neither reason nor message."""
+    if isinstance(value, list):
+        return [_without_reasons(one, unsure) for one in value]
+    if not isinstance(value, dict):
+        return value
+    left_out = {"reason", "message"} if value.get("type") in unsure else set()
+    return {key: _without_reasons(one, unsure) for key, one in value.items() if key not in left_out}
 
 
 def _difference(expected: Any, seen: Any, where: str = "") -> str:

@@ -9,7 +9,8 @@ A file of `scenarios/` holds `scenarios` and, before them, `templates` that they
     bind    from now on bind all pods (true, as at the beginning), none (false), or those of these names
     node    make a node with these `labels`; later: change its `labels` or `taints`, or `remove` it
     until   wait until the object at this path is like `is`
-    expect  wait until the whole namespace is as recorded under this name
+    expect  wait until the whole namespace is as recorded under this name; of conditions of `unsure` types reason and
+            message are not compared, where the real controller writes now these and now those
 
 What is recorded lies in `expected/` and comes from a real cluster. After a change of a scenario record it anew:
 `SHOAL_RECORD=1 .venv/bin/pytest -m kube tests/suites/workloads --cluster=real -k NAME`; `settle` is how many seconds

@@ -75,8 +75,11 @@ static int initialised;
 
 static void beside(const char *name, char *path, size_t size) {
     Dl_info info;
-    const char *slash = dladdr((void *)&state, &info) ? strrchr(info.dli_fname, '/') : NULL;
-    snprintf(path, size, "%.*s%s", slash ? (int)(slash - info.dli_fname + 1) : 0, slash ? info.dli_fname : "", name);
+    char real[4096]; /* a link to the library may lie elsewhere */
+    const char *found = dladdr((void *)&state, &info) ? info.dli_fname : "";
+    if (realpath(found, real)) found = real;
+    const char *slash = strrchr(found, '/');
+    snprintf(path, size, "%.*s%s", slash ? (int)(slash - found + 1) : 0, found, name);
 }
 
 static void add_error(struct error *errors, int *count, const char *text) {

@@ -15,6 +15,8 @@ from shoal.gpu.protocol import CLOCK_EVENT_REASONS, Card, Driver, NvlinkCounters
 
 SOURCE = Path(__file__).with_name("libnvidia-ml.c")
 LIBRARY = "libnvidia-ml.so.1"
+CUDA_SOURCE = Path(__file__).with_name("libcuda.c")
+CUDA_LIBRARY = "libcuda.so.1"
 STATE = "nvml.txt"
 TOLD = "nvml.told"
 EVENT_TYPES = {"ecc-corrected": 0x1, "ecc-uncorrected": 0x2, "xid": 0x8}
@@ -47,6 +49,15 @@ def build(directory: Path) -> Path:
     )
     options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-Wl,-soname,{LIBRARY}"]
     compile_c(library, SOURCE, others, *options, "-lpthread", "-ldl")
+    return library
+
+
+def build_cuda(directory: Path) -> Path:
+    """Compile the stand-in for CUDA's library into a folder."""
+    library = directory / CUDA_LIBRARY
+    compile_c(
+        library, CUDA_SOURCE, "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-Wl,-soname,{CUDA_LIBRARY}", "-ldl"
+    )
     return library
 
 

@@ -18,7 +18,7 @@ from shoal.agent.device_plugin.edits import DeviceListStrategy, given_cards
 from shoal.agent.device_plugin.matching import MatchByAmount
 from shoal.agent.device_plugin.specs import CdiSpecs, device_name, own_names, qualified
 from shoal.agent.device_plugin.start_check import StartCheck
-from shoal.agent.errors import AgentError, IdentityError, RefusedError
+from shoal.agent.errors import AgentError, IdentityError, RecordError, RefusedError
 from shoal.agent.limits.tiers import STRENGTH
 from shoal.agent.node.checkpoint import DeviceRecord, KubeletCheckpoint, holders
 from shoal.agent.node.pods import NodePod, NodePods
@@ -146,7 +146,10 @@ class DevicePluginCalls:
                 log.debug("not asked ahead: %s", error)
 
     async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
-        """Answer PreStartContainer: let the containers with these devices start. AgentError keeps all of them back."""
+        """Answer PreStartContainer: let the containers with these devices start. AgentError keeps all of them back.
+
+        RecordError: kubelet's record is not the newest, and will be after its next write.
+        """
         wanted = frozenset(ids)
         records = holders(self._checkpoint.records(), resource, wanted)
         since = max(map(self._checkpoint.since, records))
@@ -157,7 +160,7 @@ class DevicePluginCalls:
             raise IdentityError(str(error)) from error
         if strangers:
             namespace, name = min(strangers)
-            raise IdentityError(
+            raise RecordError(
                 f"kubelet's record gives devices of {resource} to {'/'.join(known.key)}, its PodResources to "
                 f"{namespace}/{name}: restart kubelet"
             )

@@ -18,7 +18,7 @@ from shoal.agent.device_plugin import devices
 from shoal.agent.device_plugin.edits import given_cards
 from shoal.agent.errors import AgentError, NoCardError, RefusedError
 from shoal.agent.node.checkpoint import DeviceRecord, KubeletCheckpoint
-from shoal.agent.node.holdings import PodHolding, used
+from shoal.agent.node.holdings import PodHolding
 from shoal.agent.node.pods import NodePod, NodePods
 from shoal.agent.nvidia import partitions
 from shoal.agent.nvidia.replicas import Slicing
@@ -100,7 +100,7 @@ class Decisions:
         async with self._choosing:
             known = self._pods.get(known.uid) or known
             if known.holding.allocation is None:
-                taken = used(one.holding for one in self._pods if one.counts and one.uid != known.uid)
+                taken = self._pods.used(but=known.uid)
                 holding = known.holding
                 chosen = choose_cards(
                     holding.request,

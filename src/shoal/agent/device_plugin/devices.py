@@ -16,7 +16,7 @@ from shoal.agent.nvidia.replicas import RESOURCES as COUNTED
 from shoal.agent.nvidia.replicas import Cut
 from shoal.kubelet import constants
 from shoal.kubelet.api import deviceplugin_pb2 as api
-from shoal.model.contract import gpushare, keti, nvidia, shoal
+from shoal.model.contract import dra, gpushare, keti, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import Gpu
 from shoal.model.request import FULL_COMPUTE, NO_SHARE, Share
@@ -29,6 +29,8 @@ _PREFIXES: Final = {
     nvidia.RESOURCE_GPU_SHARED: "r",
     shoal.RESOURCE_SLOT: "s",
 }
+#: By what cards are held: by number, and by claims.
+_HOLDERS: Final = (*_PREFIXES, dra.DRIVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ def replicas(gpus: Sequence[Gpu], totals: HeldTotals, resource: str, cut: Cut) -
 def _count(gpus: Sequence[Gpu], totals: HeldTotals, resource: str, units: Callable[[_Card], tuple[int, int]]) -> Count:
     total = allowed = 0
     for gpu in gpus:
-        others = sum((totals.held(other, gpu.uuid) for other in _PREFIXES if other != resource), NO_SHARE)
+        others = sum((totals.held(other, gpu.uuid) for other in _HOLDERS if other != resource), NO_SHARE)
         had = totals.units(resource, gpu) if resource in COUNTED else 0
         size, may = units(_Card(gpu, totals.held(resource, gpu.uuid), others, had))
         total, allowed = total + size, allowed + may

@@ -140,20 +140,21 @@ def choose_strategy(kubelet: str, runtime: str) -> ChosenStrategy:
     """The strategy for a node, from the versions its object tells: `v1.36.3`, `containerd://2.4.2`."""
     name, _, version = runtime.partition("://")
     needed = _CDI_RUNTIMES.get(name)
-    if needed is None or (_numbers(version) or (0, 0)) < needed:
+    if needed is None or (version_numbers(version) or (0, 0)) < needed:
         known = ", ".join(f"{one} {major}.{minor}" for one, (major, minor) in _CDI_RUNTIMES.items())
         return ChosenStrategy(
             DeviceListStrategy.ENVVAR,
             f"runtime {runtime or 'unknown'} is not known to take CDI: that is {known} or newer",
         )
-    if (_numbers(kubelet) or (0, 0)) < _CDI_KUBELET:
+    if (version_numbers(kubelet) or (0, 0)) < _CDI_KUBELET:
         return ChosenStrategy(
             DeviceListStrategy.CDI_ANNOTATIONS, f"kubelet {kubelet or 'unknown'} does not pass CDI devices by itself"
         )
     return ChosenStrategy(DeviceListStrategy.CDI_CRI, f"kubelet {kubelet} and {name} {version} take CDI devices")
 
 
-def _numbers(version: str) -> tuple[int, int] | None:
+def version_numbers(version: str) -> tuple[int, int] | None:
+    """The first two numbers of a version; None if there are none."""
     match = _VERSION.match(version)
     return None if match is None else (int(match[1]), int(match[2]))
 

@@ -22,7 +22,6 @@ from shoal.agent.device_plugin.edits import answer, given_cards
 from shoal.agent.device_plugin.start_check import StartCheck
 from shoal.agent.errors import RefusedError
 from shoal.agent.node.checkpoint import DeviceRecord, KubeletCheckpoint
-from shoal.agent.node.holdings import used
 from shoal.agent.node.pods import NodePod, NodePods
 from shoal.kube.client import Client
 from shoal.kube.errors import KubeError
@@ -289,7 +288,7 @@ class MatchByAmount:
             return
         # After an interrupted swap the cards belong to no allocation.
         corrected = moved(known, record.container, cards, self._pods.node)
-        taken = used(one.holding for one in self._pods if one.uid != known.uid)
+        taken = self._pods.used(but=known.uid, counted=False)
         held = Allocation("", () if corrected is None else corrected.containers).held()
         room = all(
             fits(gpu, taken.get(gpu.uuid, NO_SHARE), held[gpu.uuid]) for gpu in self._pods.node.gpus if gpu.uuid in held

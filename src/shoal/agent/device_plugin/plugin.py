@@ -2,6 +2,10 @@
 
 kubelet removes the sockets of plugins when it starts, and its end breaks the stream of ListAndWatch: that is how its
 restart is noticed. Which devices there are and what a container gets is decided elsewhere.
+
+kubelet knows a plugin by its resource alone. If it notices the end of one plugin after it has taken the next one of the
+same resource, it takes the next one for ended: it goes on reading its list, and starts no container with its devices.
+So a plugin registers after kubelet has let go of the one before.
 """
 
 from __future__ import annotations
@@ -18,21 +22,26 @@ import grpc
 import grpc.aio
 
 from shoal.agent.device_plugin.devices import Count, DeviceList, is_below, listing, settled
-from shoal.agent.errors import AgentError
+from shoal.agent.errors import AgentError, RecordError
 from shoal.kubelet import constants
 from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.kubelet.api import deviceplugin_pb2_grpc as rpc
 from shoal.kubelet.host_paths import HostPaths
+from shoal.kubelet.servers import stop_server
 from shoal.model.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
 _REGISTER_SECONDS: Final = 10.0
+#: Time for kubelet to write its record after it has read a list.
+_WRITE_SECONDS: Final = 1.0
 _BACKOFF: Final = Backoff(first=0.1, longest=2.0)
 _OPTIONS: Final = (("grpc.max_send_message_length", constants.MAX_MESSAGE_BYTES),)
 
 Allocate = Callable[[str, Sequence[str]], Awaitable[api.ContainerAllocateResponse]]
 PreStart = Callable[[str, Sequence[str]], Awaitable[None]]
+#: Waits until kubelet has noticed the end of a resource's plugin before this one.
+LetGo = Callable[[str], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,10 @@ class PluginResource:
 
     name: str
     socket: str
+    #: Containers have it by claims: no device is listed, and none waits for PreStartContainer. kubelet would refuse a
+    #: container that asks for a name of a plugin with PreStartContainer and has no devices; and it knows an ended
+    #: plugin for five minutes.
+    by_claims: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +75,27 @@ class _Counted:
 class Plugin(rpc.DevicePluginServicer):
     """Serves one resource. `run` until it is cancelled."""
 
-    def __init__(self, resource: PluginResource, paths: HostPaths, *, allocate: Allocate, pre_start: PreStart) -> None:
+    def __init__(
+        self,
+        resource: PluginResource,
+        paths: HostPaths,
+        *,
+        allocate: Allocate,
+        pre_start: PreStart,
+        let_go: LetGo,
+    ) -> None:
         self.resource = resource
         #: Set while kubelet reads the list.
         self.connected = asyncio.Event()
         self._paths = paths
         self._allocate = allocate
         self._pre_start = pre_start
+        self._let_go = let_go
         self._counted: _Counted | None = None
         self._listing = DeviceList()
         self._streams: set[asyncio.Event] = set()
         self._lost = asyncio.Event()
+        self._options = api.DevicePluginOptions(pre_start_required=not resource.by_claims)
 
     @property
     def socket(self) -> Path:
@@ -96,8 +119,11 @@ class Plugin(rpc.DevicePluginServicer):
         self._counted = None
         if fresh != self._listing:
             self._listing = fresh
-            for changed in self._streams:
-                changed.set()
+            self._send()
+
+    def _send(self) -> None:
+        for changed in self._streams:
+            changed.set()
 
     async def run(self) -> None:
         """Serve and stay registered. While kubelet is away, try again every two seconds at most."""
@@ -109,6 +135,7 @@ class Plugin(rpc.DevicePluginServicer):
                 self._lost.clear()
                 self._bind(server)
                 await server.start()
+                await self._let_go(self.resource.name)
                 await self._register()
                 pause = _BACKOFF.first
                 await self._lost.wait()
@@ -120,8 +147,10 @@ class Plugin(rpc.DevicePluginServicer):
                 pause = _BACKOFF.longer(pause)
             finally:
                 self.connected.clear()
-                await server.stop(None)
-                self.socket.unlink(missing_ok=True)
+                try:
+                    await stop_server(server)
+                finally:
+                    self.socket.unlink(missing_ok=True)
             await asyncio.sleep(pause)
 
     def _bind(self, server: grpc.aio.Server) -> None:
@@ -138,7 +167,7 @@ class Plugin(rpc.DevicePluginServicer):
             version=constants.DEVICE_PLUGIN_VERSION,
             endpoint=self.resource.socket,
             resource_name=self.resource.name,
-            options=_PRE_START,
+            options=self._options,
         )
         address = f"unix:{self._paths.registration}"
         async with grpc.aio.insecure_channel(address, options=constants.CHANNEL_OPTIONS) as channel:
@@ -155,8 +184,8 @@ class Plugin(rpc.DevicePluginServicer):
     # What kubelet asks
 
     async def GetDevicePluginOptions(self, request: api.Empty, context: object) -> api.DevicePluginOptions:  # noqa: N802
-        """PreStartContainer is wanted."""
-        return _PRE_START
+        """PreStartContainer is wanted, unless no container has devices."""
+        return self._options
 
     async def ListAndWatch(  # noqa: N802 - the wire's name
         self, request: api.Empty, context: object
@@ -201,11 +230,20 @@ class Plugin(rpc.DevicePluginServicer):
         """A container with these devices is about to be created."""
         begun = time.perf_counter()
         try:
-            await self._pre_start(self.resource.name, tuple(request.devices_ids))
+            await self._start(tuple(request.devices_ids))
         except AgentError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         self._took("PreStartContainer", begun)
         return api.PreStartContainerResponse()
+
+    async def _start(self, ids: Sequence[str]) -> None:
+        try:
+            await self._pre_start(self.resource.name, ids)
+        except RecordError as error:
+            log.warning("%s: %s: kubelet gets the list once more, and writes its record", self.resource.name, error)
+            self._send()
+            await asyncio.sleep(_WRITE_SECONDS)
+            await self._pre_start(self.resource.name, ids)
 
     def _took(self, call: str, begun: float) -> None:
         log.debug("%s of %s took %.3f ms", call, self.resource.name, (time.perf_counter() - begun) * 1000)
@@ -213,6 +251,3 @@ class Plugin(rpc.DevicePluginServicer):
 
 class _NotRegisteredError(AgentError):
     """kubelet is away, or does not take the plugin now."""
-
-
-_PRE_START: Final = api.DevicePluginOptions(pre_start_required=True)

@@ -11,7 +11,7 @@ import asyncio
 import fcntl
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +20,14 @@ from typing import Final
 from shoal.agent.config import AgentConfig
 from shoal.agent.device_plugin import devices
 from shoal.agent.device_plugin.devices import Count
-from shoal.agent.device_plugin.plugin import Allocate, Plugin, PluginResource, PreStart
+from shoal.agent.device_plugin.plugin import Allocate, LetGo, Plugin, PluginResource, PreStart
 from shoal.agent.node.holdings import HeldTotals
 from shoal.agent.nvidia import partitions
 from shoal.agent.nvidia.partitions import MigPartition
 from shoal.agent.nvidia.replicas import slicing_of
 from shoal.kubelet.host_paths import HostPaths
 from shoal.model.contract import gpushare, keti, nvidia, shoal
+from shoal.model.contract.node_files import SOCKET_NVIDIA_PREFIX, SOCKET_SLOT
 from shoal.model.contract.plugin_config import NvidiaConfig
 from shoal.model.gpu import Gpu
 
@@ -36,15 +37,14 @@ SOCKETS: Final = {
     gpushare.RESOURCE_MEMORY: gpushare.PLUGIN_SOCKET,
     keti.RESOURCE_MPS: keti.PLUGIN_SOCKET,
     nvidia.RESOURCE_GPU: nvidia.DEVICE_PLUGIN_SOCKET,
-    shoal.RESOURCE_SLOT: "shoal-gpu.sock",
+    shoal.RESOURCE_SLOT: SOCKET_SLOT,
 }
-_NVIDIA: Final = "shoal-nvidia-"
 _LOOK_SECONDS: Final = 0.5
 
 
 def socket_of(resource: str) -> str:
     """The file name of a resource's socket."""
-    return SOCKETS.get(resource) or f"{_NVIDIA}{resource.removeprefix(nvidia.DOMAIN + '/')}.sock"
+    return SOCKETS.get(resource) or f"{SOCKET_NVIDIA_PREFIX}{resource.removeprefix(nvidia.DOMAIN + '/')}.sock"
 
 
 def comes_and_goes(resource: str) -> bool:
@@ -56,31 +56,36 @@ def remove_sockets(paths: HostPaths) -> None:
     """Remove the sockets of all resources that any configuration can serve."""
     for name in SOCKETS.values():
         (paths.device_plugins / name).unlink(missing_ok=True)
-    for path in paths.device_plugins.glob(f"{_NVIDIA}*.sock"):
+    for path in paths.device_plugins.glob(f"{SOCKET_NVIDIA_PREFIX}*.sock"):
         path.unlink(missing_ok=True)
 
 
 class DevicePlugins:
     """The device plugins of a node. They serve once `start` was called, until their tasks are cancelled."""
 
-    def __init__(self, paths: HostPaths, *, allocate: Allocate, pre_start: PreStart) -> None:
+    def __init__(self, paths: HostPaths, *, allocate: Allocate, pre_start: PreStart, let_go: LetGo) -> None:
         self.plugins: dict[str, Plugin] = {}
         self._paths = paths
         self._allocate = allocate
         self._pre_start = pre_start
+        self._let_go = let_go
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def keep(self, resources: Iterable[str]) -> None:
-        """Have a plugin for each of these resources, and none for others."""
-        wanted = set(resources)
-        for name in self.plugins.keys() - wanted:
+    def keep(self, resources: Iterable[str], *, by_claims: Container[str] = ()) -> None:
+        """Have a plugin for each of these resources, and none for others; one without devices for those by claims."""
+        wanted = {name: PluginResource(name, socket_of(name), name in by_claims) for name in resources}
+        for name, plugin in list(self.plugins.items()):
+            if plugin.resource == wanted.get(name):
+                continue
             del self.plugins[name]
-            if (task := self._tasks.pop(name, None)) is not None:
+            if (task := self._tasks.get(name)) is not None:
                 task.cancel()
-        for name in sorted(wanted - self.plugins.keys()):
-            resource = PluginResource(name, socket_of(name))
-            self.plugins[name] = Plugin(resource, self._paths, allocate=self._allocate, pre_start=self._pre_start)
+        for name in sorted(wanted.keys() - self.plugins.keys()):
+            resource = wanted[name]
+            self.plugins[name] = Plugin(
+                resource, self._paths, allocate=self._allocate, pre_start=self._pre_start, let_go=self._let_go
+            )
             self._begin(name)
 
     def start(self, group: asyncio.TaskGroup) -> None:
@@ -97,11 +102,18 @@ class DevicePlugins:
 
     def _begin(self, name: str) -> None:
         if self._group is not None:
-            self._tasks[name] = self._group.create_task(self.plugins[name].run(), name=name)
+            self._tasks[name] = self._group.create_task(_after(self._tasks.get(name), self.plugins[name]), name=name)
 
     def away(self) -> Sequence[str]:
         """The resources whose list kubelet is not reading."""
         return [name for name, plugin in self.plugins.items() if not plugin.connected.is_set()]
+
+
+async def _after(before: asyncio.Task[None] | None, plugin: Plugin) -> None:
+    """Run a plugin once the one before has left the socket."""
+    if before is not None:
+        await asyncio.wait({before})
+    await plugin.run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +133,16 @@ class ServedResources:
         """The resources that come with NVIDIA's configuration."""
         return {*self.partitions, *self.replicas}
 
-    def tell(self, plugin: Plugin, in_use: frozenset[str]) -> None:
-        """Have a plugin list its devices. Of a resource that is not served any more, those in use are listed."""
+    def tell(self, plugin: Plugin, in_use: frozenset[str], claimed: Container[str] = ()) -> None:
+        """Have a plugin list its devices, without the partitions that claims have. Of a resource that is not served any
+        more, those in use are listed.
+        """
         name = plugin.resource.name
         count = self.counts.get(name)
-        if name in self.partitions or count is None:
-            plugin.show(partitions.listing(name, self.partitions.get(name, ()), self.sharing, in_use))
+        if plugin.resource.by_claims:
+            plugin.count(Count(0, 0), frozenset())
+        elif name in self.partitions or count is None:
+            plugin.show(partitions.listing(name, self.partitions.get(name, ()), self.sharing, in_use, claimed))
         else:
             plugin.count(count, in_use)
 

@@ -19,12 +19,13 @@ from shoal.kubelet import cdi
 from shoal.kubelet.cdi import ContainerEdits, Device, Spec
 from shoal.kubelet.errors import CdiError
 from shoal.kubelet.host_paths import HostPaths
-from shoal.model.contract import shoal
+from shoal.model.contract import dra, shoal
 from shoal.model.gpu import Gpu
 
 log = logging.getLogger(__name__)
 
 _OWN: Final = cdi.file_name(shoal.CDI_KIND, "").removesuffix(".json")
+_OF_CLAIMS: Final = cdi.file_name(dra.CDI_KIND, "").removesuffix(".json")
 _DIGEST_BYTES: Final = 6
 _Stamp = tuple[tuple[str, int, int], ...]
 
@@ -137,7 +138,7 @@ def _others(folder: Path) -> _Stamp:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.endswith((".json", ".yaml")) and not entry.name.startswith((".", _OWN)):
+                if entry.name.endswith((".json", ".yaml")) and not entry.name.startswith((".", _OWN, _OF_CLAIMS)):
                     status = entry.stat()
                     found.append((entry.path, status.st_mtime_ns, status.st_size))
     except FileNotFoundError:  # no folder, or a file that was removed meanwhile

@@ -14,7 +14,7 @@ from shoal.model.allocation import ContainerAllocation
 from shoal.model.bound import missing_card, no_cards
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import NodeGpus
-from shoal.model.request import NO_SHARE, fits
+from shoal.model.request import fits
 
 
 def start_of(
@@ -57,17 +57,12 @@ class StartCheck:
         """RefusedError if a card has no room for the pod beside what other pods were given, whoever decided so."""
         own = known.holding.held()
         for card in cards_of(entry, self._pods.node):
-            others = (
-                one.holding.held()[card.uuid]
-                for one in self._pods.on_card(card.uuid)
-                if one.uid != known.uid and one.given
-            )
-            taken = sum(others, NO_SHARE)
+            taken = self._pods.taken(card.uuid, but=known.uid)
             if not fits(card, taken, own[card.uuid]):
                 use = "is in use as a whole" if taken.exclusive else f"has {taken.memory_mib} MiB in use"
                 raise RefusedError(
-                    f"card {card.index} ({card.uuid}) {use} by other pods of the node: it is given to this one when "
-                    "they are gone"
+                    f"card {card.index} ({card.uuid}) {use} by other pods of the node, or by claims: it is given to "
+                    "this one when they are gone"
                 )
 
     async def prepare(self, known: NodePod, entry: ContainerAllocation) -> None:

@@ -28,11 +28,12 @@ from shoal.gpu.protocol import MemoryLimit, Nvml
 from shoal.kubelet.cdi import ContainerEdits, Hook
 from shoal.kubelet.files import write_whole
 from shoal.model.contract import nvidia
+from shoal.model.contract.node_files import LIMIT_PROGRAM
 from shoal.model.errors import shown
 
 log = logging.getLogger(__name__)
 
-PROGRAM: Final = "shoal-limit"
+PROGRAM: Final = LIMIT_PROGRAM
 OK: Final = "ok"
 GREETING: Final = "limit 1"
 _HOOK: Final = "createRuntime"

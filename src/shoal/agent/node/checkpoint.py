@@ -3,6 +3,9 @@
 Only this record lists init containers, and tells two containers with the same devices apart: each has the answer of
 its own Allocate call. kubelet writes it before a pod is admitted and replaces the whole file. The format is kubelet's,
 the same since 1.20.
+
+kubelet makes the content of the file under a lock and writes it after: of two writes at one time the older may come
+last, and a pod's devices are then missing until the next write. A device plugin's list makes kubelet write again.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Final
 import msgspec
 from google.protobuf.message import DecodeError
 
-from shoal.agent.errors import IdentityError
+from shoal.agent.errors import IdentityError, RecordError
 from shoal.kubelet.api import deviceplugin_pb2 as api
 
 _MAX_BYTES: Final = 64 << 20
@@ -161,15 +164,13 @@ class KubeletCheckpoint:
 def holders(records: Iterable[DeviceRecord], resource: str, ids: frozenset[str]) -> tuple[DeviceRecord, ...]:
     """The containers with exactly these devices: one, or several of one pod that run one after another.
 
-    Raises IdentityError when there is none.
+    Raises RecordError when there is none.
     """
     found = tuple(record for record in records if record.resource == resource and record.ids == ids)
     if not found:
-        raise IdentityError(
+        raise RecordError(
             f"kubelet has no record of a container with these {len(ids)} devices of {resource}: it will ask again"
         )
     if len({record.pod_uid for record in found}) > 1:
-        raise IdentityError(
-            f"kubelet's record gives the same devices of {resource} to several pods: delete one of them"
-        )
+        raise RecordError(f"kubelet's record gives the same devices of {resource} to several pods: delete one of them")
     return found

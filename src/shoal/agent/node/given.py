@@ -19,11 +19,10 @@ from shoal.agent.errors import RefusedError
 from shoal.kubelet.files import write_whole
 from shoal.model.allocation import Allocation
 from shoal.model.contract import shoal
+from shoal.model.contract.node_files import GIVEN_SUFFIX
 from shoal.model.errors import CodecError
 
 log = logging.getLogger(__name__)
-
-_SUFFIX: Final = ".json"
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,4 +93,4 @@ class GivenFiles:
             return []
 
     def _path(self, uid: str) -> Path:
-        return self._folder / f"{Path(uid).name}{_SUFFIX}"
+        return self._folder / f"{Path(uid).name}{GIVEN_SUFFIX}"

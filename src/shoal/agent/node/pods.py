@@ -8,12 +8,13 @@ none of its containers runs: its status alone is not enough, since others than k
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from shoal.agent.errors import IdentityError, RefusedError
+from shoal.agent.node.claims import HeldClaims
 from shoal.agent.node.given import Given, GivenFiles
-from shoal.agent.node.holdings import HeldTotals, PodHolding, given_holding, holding_of
+from shoal.agent.node.holdings import HeldTotals, PodHolding, given_holding, holding_of, used
 from shoal.agent.nvidia.replicas import Slicing
 from shoal.kube.client import Client
 from shoal.kube.objects.meta import ObjectMeta
@@ -26,6 +27,7 @@ from shoal.model.bound import on_cards
 from shoal.model.contract import kubernetes
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.gpu import NodeGpus
+from shoal.model.request import NO_SHARE, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,10 @@ class NodePods:
         self._files = files
         self._runs = runs
         self._changed = changed
-        #: The sums over the pods that count.
+        #: The sums over the pods and claims that count.
         self.totals = HeldTotals()
+        #: What claims hold that are prepared on the node.
+        self.claims = HeldClaims()
         self._known: dict[str, NodePod] = {}
         #: By card, the UIDs of the pods that are not over and have it in their allocation.
         self._on_card: dict[str, set[str]] = {}
@@ -149,6 +153,37 @@ class NodePods:
     def on_card(self, uuid: str) -> Iterator[NodePod]:
         """The pods that are not over and have a card in their allocation."""
         return (self._known[uid] for uid in self._on_card.get(uuid, ()))
+
+    def hold_claim(self, uid: str, cards: Sequence[CardShare], partitions: Collection[str] = ()) -> None:
+        """Count what a claim holds from now on: shares of cards, and MIG partitions by UUID."""
+        self.totals.put(f"claim/{uid}", self.claims.put(uid, self.node.name, cards, partitions))
+        self._claims_changed(uid)
+
+    def release_claim(self, uid: str) -> None:
+        """A claim holds nothing any more."""
+        self.totals.put(f"claim/{uid}", None)
+        self.claims.drop(uid)
+        self._claims_changed(uid)
+
+    def _claims_changed(self, uid: str) -> None:
+        self.held_version += 1
+        self._news.holders.add(uid)
+        self._changed()
+
+    def taken(self, uuid: str, *, but: str = "") -> Share:
+        """What containers were given of a card and what claims hold of it, without the pod or claim of one UID."""
+        pods = (one.holding.held()[uuid] for one in self.on_card(uuid) if one.given and one.uid != but)
+        return sum(pods, self.claims.on_card(uuid, but=but))
+
+    def used(self, *, but: str, counted: bool = True) -> dict[str, Share]:
+        """What pods, given or only decided on, and claims hold of each card, without the pod of one UID.
+
+        `counted` leaves out pods whose record cannot be used.
+        """
+        total = used(one.holding for one in self if one.uid != but and (one.counts or not counted))
+        for uuid in self.claims.cards():
+            total[uuid] = total.get(uuid, NO_SHARE) + self.claims.on_card(uuid)
+        return total
 
     def news(self) -> PodChanges:
         """What has changed since this was asked last."""
@@ -240,7 +275,7 @@ class NodePods:
 
     def held(self) -> Held:
         """What the node's containers were given, as it is published for schedulers."""
-        return Held(dict(self._held), self._as_of)
+        return Held(dict(self._held), self._as_of, self.claims.held())
 
     def look_for_ends(self) -> None:
         """Let go of pods that are over once none of their containers runs."""
@@ -419,7 +454,10 @@ def _same(before: Pod, pod: Pod) -> bool:
     """Whether two versions of a pod must hold the same."""
     metas = (before.metadata, pod.metadata)
     return (
-        before.spec == pod.spec and metas[0].annotations == metas[1].annotations and metas[0].labels == metas[1].labels
+        before.spec == pod.spec
+        and metas[0].annotations == metas[1].annotations
+        and metas[0].labels == metas[1].labels
+        and before.status.extended_resource_claim_status == pod.status.extended_resource_claim_status
     )
 
 

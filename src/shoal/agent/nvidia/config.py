@@ -32,7 +32,7 @@ def config_source(
             recorder.record(reference_to(NODES, node.node), kind, reason, message)
 
     return ConfigSource(
-        ConfigPlace(config.nvidia_config, config.nvidia_config_map, config.nvidia_config_default),
+        ConfigPlace(config.nvidia_config, config.nvidia_config_map, config.nvidia_config_default, config.mig_strategy),
         client,
         labels=lambda: node.labels,
         last=last,

@@ -1,13 +1,13 @@
 """MIG partitions as devices: under which resource each is served, their IDs, and what a container gets for them.
 
 A partition's device ID is its UUID, with a number behind it when it is time-sliced: kubelet's pick is the choice, and
-the container gets what the ID names. Placement knows nothing of partitions; a card in MIG mode takes no share of any
-other kind, so nothing has to be booked.
+the container gets what the ID names. Placement knows nothing of partitions by number; a card in MIG mode takes no share
+of any other kind, so nothing has to be booked. Those that claims have are withdrawn from kubelet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.agent.device_plugin.devices import DeviceList
@@ -67,22 +67,33 @@ def served(gpus: Sequence[Gpu], config: NvidiaConfig) -> tuple[dict[str, list[Mi
 
 
 def listing(
-    resource: str, partitions: Sequence[MigPartition], config: NvidiaConfig | None, in_use: frozenset[str]
+    resource: str,
+    partitions: Sequence[MigPartition],
+    config: NvidiaConfig | None,
+    in_use: frozenset[str],
+    claimed: Container[str] = (),
 ) -> DeviceList:
-    """The devices of a resource. Those in use are always among them, and never withdrawn."""
+    """The devices of a resource. Those in use are always among them, and never withdrawn; `claimed` are the partitions
+    that claims have.
+    """
     shared = None if config is None else config.served(resource)
     healthy: set[str] = set(in_use)
     withdrawn: set[str] = set()
     for one in partitions:
         uuid = one.instance.uuid
         ids = [uuid] if shared is None else [nvidia.replica_id(uuid, number) for number in range(shared.replicas)]
-        (healthy if one.gpu.healthy else withdrawn).update(ids)
+        (healthy if one.gpu.healthy and uuid not in claimed else withdrawn).update(ids)
     return DeviceList(tuple(sorted(healthy)), tuple(sorted(withdrawn - healthy)))
 
 
 def named_by(ids: Iterable[str]) -> bool:
     """Whether devices with these IDs are partitions."""
     return all(one.startswith(nvidia.MIG_UUID_PREFIX) for one in ids)
+
+
+def names(ids: Iterable[str], uuid: str) -> bool:
+    """Whether one of these device IDs names a partition, or a replica of it."""
+    return any(named_by([one]) and nvidia.parse_replica_id(one)[0] == uuid for one in ids)
 
 
 def chosen(ids: Iterable[str], node: NodeGpus) -> list[MigPartition]:
@@ -130,7 +141,13 @@ class PartitionStarts:
                 f"container {shown(record.container)} asks for {record.resource} and {other}: keep one kind of GPU per "
                 "container"
             )
-        return self._edits(chosen(record.ids, self._pods.node))
+        found = chosen(record.ids, self._pods.node)
+        for one in found:
+            if self._pods.claims.has_partition(one.instance.uuid):
+                raise RefusedError(
+                    f"MIG partition {one.instance.uuid} is in use by a claim: it is given when it is free"
+                )
+        return self._edits(found)
 
     def _edits(self, chosen: Sequence[MigPartition]) -> ContainerEdits:
         gpus = [one.gpu for one in chosen]

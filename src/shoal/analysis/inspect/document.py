@@ -23,6 +23,7 @@ def document(cluster: ClusterUse) -> dict[str, Any]:
         "schedulable": _totals(totals(open_nodes, _MIB)),
         "nodes": [_node(use) for use in cluster.nodes],
         "waiting": [_waiting(pod) for pod in cluster.waiting],
+        "elsewhere": [{**_waiting(pod), "cluster": pod.cluster} for pod in cluster.elsewhere],
         "problems": list(cluster.problems),
     }
 
@@ -72,7 +73,7 @@ def _holder(pod: PodUse, share: Share, gpu: Gpu) -> dict[str, Any]:
         for card in container.cards
         if card.uuid == gpu.uuid
     ]
-    return {**_pod(pod), **_share(share, gpu), "containers": shares}
+    return {**_pod(pod), **_share(share, gpu), "containers": shares, "claims": list(pod.claims)}
 
 
 def _share(share: Share, gpu: Gpu) -> dict[str, Any]:

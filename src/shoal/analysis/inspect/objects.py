@@ -1,4 +1,4 @@
-"""Nodes and pods with only the fields that the tables show, so that decoding many takes little time."""
+"""Nodes, pods and claims with only the fields that the tables show, so that decoding many takes little time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Final
 
 import msgspec
 
+from shoal.kube.objects.claims import ConsumerReference
 from shoal.kube.objects.meta import Base, Object
 from shoal.kube.objects.node import NodeAddress
-from shoal.kube.objects.pod import Quantities, Resources
+from shoal.kube.objects.pod import PodExtendedResourceClaimStatus, Quantities, Resources
 from shoal.kube.resources import Resource
 
 
@@ -44,6 +45,7 @@ class PartialPodStatus(Base, frozen=True, kw_only=True):
 
     phase: str = ""
     conditions: tuple[PartialCondition, ...] = ()
+    extended_resource_claim_status: PodExtendedResourceClaimStatus | None = None
 
 
 class PartialPod(Object, frozen=True, kw_only=True):
@@ -75,5 +77,18 @@ class PartialNode(Object, frozen=True, kw_only=True):
     status: PartialNodeStatus = PartialNodeStatus()
 
 
+class PartialClaimStatus(Base, frozen=True, kw_only=True):
+    """Who uses the claim."""
+
+    reserved_for: tuple[ConsumerReference, ...] = ()
+
+
+class PartialClaim(Object, frozen=True, kw_only=True):
+    """A claim of devices."""
+
+    status: PartialClaimStatus = PartialClaimStatus()
+
+
 PODS: Final = Resource("", "v1", "pods", "Pod", PartialPod)
 NODES: Final = Resource("", "v1", "nodes", "Node", PartialNode, namespaced=False)
+CLAIMS: Final = Resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", PartialClaim)

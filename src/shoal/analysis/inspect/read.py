@@ -1,6 +1,7 @@
 """What is allocated, read from the API server once, both lists at the same time.
 
-It needs the right to list nodes and pods, no more.
+It needs the right to list nodes and pods. Claims of devices are read where a node holds some; without the right to
+list them they are known by their UIDs alone.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from typing import Final, TypeVar
 
 from shoal.analysis.errors import NodeMissingError
-from shoal.analysis.inspect.objects import NODES, PODS, PartialNode, PartialPod
+from shoal.analysis.inspect.claims import unread
+from shoal.analysis.inspect.objects import CLAIMS, NODES, PODS, PartialClaim, PartialNode, PartialPod
 from shoal.analysis.inspect.reader import UseReader
 from shoal.analysis.inspect.use import ClusterUse, NodeUse
 from shoal.kube.client import Client
-from shoal.kube.errors import GoneError
+from shoal.kube.errors import ForbiddenError, GoneError, NotFoundError
 from shoal.model.contract.gpushare import MemoryUnit
 
 T = TypeVar("T")
@@ -37,7 +39,17 @@ async def read_cluster(client: Client, *, names: Sequence[str] = (), unit: Memor
             pods = await _pods(client, of_pods, nodes, reader)
         except GoneError:  # the list expired on the way
             pods = (await client.list(PODS, fields=of_pods)).items
-        return reader.of((await nodes).values(), pods, everywhere=not names)
+        there = (await nodes).values()
+        claims, problem = await _claims(client) if reader.holds_claims(there) else ((), "")
+        return reader.of(there, pods, claims, everywhere=not names, problem=problem)
+
+
+async def _claims(client: Client) -> tuple[Sequence[PartialClaim], str]:
+    """All claims, or why they cannot be read."""
+    try:
+        return (await client.list(CLAIMS)).items, ""
+    except (ForbiddenError, NotFoundError) as error:
+        return (), unread(error)
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from shoal.analysis.inspect.objects import PartialCondition, PartialNode, PartialPod
+from shoal.analysis.inspect.claims import HeldClaim, add, by_pods
+from shoal.analysis.inspect.objects import (
+    PartialClaim,
+    PartialCondition,
+    PartialNode,
+    PartialPod,
+    PartialPodSpec,
+    PartialPodStatus,
+)
 from shoal.analysis.inspect.use import (
     UNKNOWN_ADDRESS,
     ClusterUse,
@@ -21,17 +29,18 @@ from shoal.analysis.inspect.use import (
     unit_of_capacity,
     unit_of_inventory,
 )
+from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.resources import manifest_of
 from shoal.model.allocation import Allocation, CardShare
 from shoal.model.bound import allocation_of
-from shoal.model.contract import gpushare, keti, kubernetes, nvidia, shoal
+from shoal.model.contract import clusters, gpushare, keti, kubernetes, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, ModelError
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.manifest import PodParts, pod_parts
 from shoal.model.node import held_written, node_gpus
 from shoal.model.pod import gpus_of
-from shoal.model.request import NO_SHARE, Share, phases
+from shoal.model.request import Share, phases
 
 _RESOURCES: Final = frozenset(
     (gpushare.RESOURCE_MEMORY, gpushare.RESOURCE_COMPUTE, keti.RESOURCE_MPS, nvidia.RESOURCE_GPU)
@@ -51,6 +60,8 @@ class _ReadNode:
     problem: str = ""
     #: What its agent says pods hold, by UID.
     held: Mapping[str, tuple[CardShare, ...]] = field(default_factory=dict)
+    #: And claims of devices, by theirs.
+    claims: Mapping[str, tuple[CardShare, ...]] = field(default_factory=dict)
 
 
 #: A pod and what it was read with; it is read again when one of these has changed.
@@ -64,38 +75,77 @@ class UseReader:
         self._unit = unit
         self._nodes: dict[str, _ReadNode] = {}
         self._pods: dict[str, _ReadPod] = {}
+        #: By node, what it was worked out from and what came of it: a node on which nothing has changed stays the same.
+        self._uses: dict[str, tuple[NodeUse, list[PodUse], dict[str, Share], NodeUse]] = {}
 
     def look_at(self, nodes: Iterable[PartialNode], pods: Iterable[PartialPod]) -> None:
         """Read some objects before `of` is asked for all: pods after their nodes."""
         for node in nodes:
             self._nodes[node.metadata.name] = self._node(node)
         unit = self._cluster_unit(self._nodes.values())
-        self._pods.update(self._read(pods, unit or MemoryUnit.GIB))
+        self._pods.update(self._read(pods, unit or MemoryUnit.GIB, {}))
 
-    def of(self, nodes: Iterable[PartialNode], pods: Iterable[PartialPod], *, everywhere: bool = True) -> ClusterUse:
-        """The use of these nodes by these pods. `everywhere` says that they are all nodes of the cluster."""
+    def holds_claims(self, nodes: Iterable[PartialNode]) -> bool:
+        """Whether one of these nodes says that it holds claims: only then does `of` need to know claims."""
+        self.look_at(nodes, ())
+        return any(one.claims for one in self._nodes.values())
+
+    def of(
+        self,
+        nodes: Iterable[PartialNode],
+        pods: Iterable[PartialPod],
+        claims: Iterable[PartialClaim] = (),
+        *,
+        everywhere: bool = True,
+        problem: str = "",
+    ) -> ClusterUse:
+        """The use of these nodes by these pods and claims. `everywhere` says that they are all nodes of the cluster,
+        `problem` what else could not be read.
+        """
         read = sorted((self._node(node) for node in nodes), key=lambda one: natural(one.object.metadata.name))
         self._nodes = {one.object.metadata.name: one for one in read}
         unit = self._cluster_unit(read)
-        self._pods = self._read(pods, unit or MemoryUnit.GIB)
-        on_node: dict[str, list[PodUse]] = {}
+        held = _held_claims(read, claims)
+        users = {uid: claim.place for some in held.values() for claim in some for uid in claim.users()}
+        self._pods = self._read(pods, unit or MemoryUnit.GIB, users)
+        on_node: dict[str, dict[str, PodUse]] = {}
         waiting: list[PodUse] = []
-        for *_, use in self._pods.values():
+        elsewhere: list[PodUse] = []
+        for uid, (*_, use) in self._pods.items():
             node = self._nodes.get(use.node)
             if node is not None and node.use is not None:
-                on_node.setdefault(use.node, []).append(use)
+                on_node.setdefault(use.node, {})[uid] = use
             elif everywhere:
-                waiting.append(use)
-        for one in read:
-            gone = [_gone(one.object.metadata.name, uid, one.held[uid]) for uid in one.held if uid not in self._pods]
+                (elsewhere if use.cluster else waiting).append(use)
+        for name, one in self._nodes.items():
+            gone = {uid: _gone(name, uid, one.held[uid]) for uid in one.held if uid not in self._pods}
             if one.use is not None and gone:
-                on_node.setdefault(one.object.metadata.name, []).extend(gone)
+                on_node.setdefault(name, {}).update(gone)
+        self._uses = {
+            name: self._used(one.use, on_node.get(name, {}), held.get(name, []))
+            for name, one in self._nodes.items()
+            if one.use
+        }
+        problems = [one.problem for one in read if one.problem]
         return ClusterUse(
-            tuple(_used(one.use, on_node.get(one.use.node.name, ())) for one in read if one.use is not None),
+            tuple(use for *_, use in self._uses.values()),
             tuple(sorted(waiting, key=_place)),
-            tuple(one.problem for one in read if one.problem),
+            (*problems, problem) if problem else tuple(problems),
             unit,
+            elsewhere=tuple(sorted(elsewhere, key=_place)),
         )
+
+    def _used(
+        self, node: NodeUse, pods: Mapping[str, PodUse], claims: list[HeldClaim]
+    ) -> tuple[NodeUse, list[PodUse], dict[str, Share], NodeUse]:
+        known = self._uses.get(node.node.name)
+        shown = by_pods(claims, pods) if claims else list(pods.values())
+        held: dict[str, Share] = {}
+        for own in (*(pod.held for pod in pods.values()), *(claim.held for claim in claims)):
+            add(held, own)
+        if known is not None and known[0] is node and known[1] == shown and known[2] == held:
+            return known
+        return node, shown, held, _used(node, shown, held)
 
     def _cluster_unit(self, read: Iterable[_ReadNode]) -> MemoryUnit | None:
         return self._unit or next((one.unit for one in read if one.unit), None)
@@ -104,13 +154,20 @@ class UseReader:
         known = self._nodes.get(node.metadata.name)
         return known if known is not None and known.object is node else _read_node(node, self._unit)
 
-    def _read(self, pods: Iterable[PartialPod], unit: MemoryUnit) -> dict[str, _ReadPod]:
-        """The pods that ask for GPUs and have not ended, and those that hold cards, by uid."""
+    def _read(
+        self, pods: Iterable[PartialPod], unit: MemoryUnit, users: Mapping[str, tuple[str, str]]
+    ) -> dict[str, _ReadPod]:
+        """The pods that ask for GPUs and have not ended, and those that hold cards, by uid.
+
+        `users` are those that hold some by claims, and the node and namespace of these.
+        """
         found: dict[str, _ReadPod] = {}
         for pod in pods:
             node = self._nodes.get(pod.spec.node_name)
             given = None if node is None else node.held.get(pod.metadata.uid)
-            if given is None and (not _asks(pod) or pod.status.phase in kubernetes.FINISHED_PHASES):
+            by_claim = bool(users) and users.get(pod.metadata.uid) == (pod.spec.node_name, pod.metadata.namespace)
+            asks = by_claim or _asks(pod)
+            if given is None and (not asks or pod.status.phase in kubernetes.FINISHED_PHASES):
                 continue
             gpus = node.use.node if node is not None and node.use is not None else None
             own = self._unit or (node.unit if node is not None else None) or unit
@@ -127,6 +184,18 @@ def _gone(node: str, uid: str, cards: tuple[CardShare, ...]) -> PodUse:
     return PodUse(GONE, printable(uid), node, "", None, held, 0, "", ending=True)
 
 
+def _held_claims(read: Iterable[_ReadNode], claims: Iterable[PartialClaim]) -> dict[str, list[HeldClaim]]:
+    """What nodes with cards say is held by claims, by node."""
+    holding = [one for one in read if one.claims and one.use is not None]
+    known = {claim.metadata.uid: claim for claim in claims} if holding else {}
+    return {
+        (name := one.object.metadata.name): [
+            HeldClaim.of(name, uid, cards, known.get(uid)) for uid, cards in one.claims.items()
+        ]
+        for one in holding
+    }
+
+
 def _asks(pod: PartialPod) -> bool:
     """Whether a container names a resource of ours."""
     for container in (*pod.spec.containers, *pod.spec.init_containers):
@@ -134,6 +203,26 @@ def _asks(pod: PartialPod) -> bool:
         if not (_RESOURCES.isdisjoint(amounts.limits) and _RESOURCES.isdisjoint(amounts.requests)):
             return True
     return False
+
+
+def slim_pod(pod: PartialPod) -> PartialPod:
+    """A pod that asks for no card without what is then never looked at: most pods of a cluster are such."""
+    if _asks(pod):
+        return pod
+    meta = pod.metadata
+    own = ObjectMeta(
+        name=meta.name,
+        namespace=meta.namespace,
+        uid=meta.uid,
+        resource_version=meta.resource_version,
+        creation_timestamp=meta.creation_timestamp,
+        deletion_timestamp=meta.deletion_timestamp,
+    )
+    return PartialPod(
+        metadata=own,
+        spec=PartialPodSpec(node_name=pod.spec.node_name),
+        status=PartialPodStatus(phase=pod.status.phase),
+    )
 
 
 def _read_node(node: PartialNode, unit: MemoryUnit | None) -> _ReadNode:
@@ -163,10 +252,12 @@ def _read_node(node: PartialNode, unit: MemoryUnit | None) -> _ReadNode:
     )
     try:
         written = held_written(meta.annotations, status.capacity)
-        held = {} if written is None else shoal.decode_held(written).pods
+        said = None if written is None else shoal.decode_held(written)
+        held = {} if said is None else said.pods
+        claims = {} if said is None else said.claims
     except CodecError as error:
         return _ReadNode(node, use, own, printable(f"node {meta.name}: {error}"))
-    return _ReadNode(node, use, own, held=held)
+    return _ReadNode(node, use, own, held=held, claims=claims)
 
 
 def _printable(gpu: Gpu) -> Gpu:
@@ -190,11 +281,11 @@ def _read_pod(pod: PartialPod, node: NodeGpus | None, given: tuple[CardShare, ..
     held = allocation.held() if allocation is not None else {}
     if given is not None and held != (by_node := {card.uuid: card.share for card in given}):
         allocation, held, why = None, by_node, ""
-    asked = 0
+    asked, meta = 0, pod.metadata
+    cluster = "" if pod.spec.node_name else clusters.sent_to(meta.annotations)
     if not held:
         asked, broken = _asked(manifest, unit)
-        why = why or broken or _why(pod, node)
-    meta = pod.metadata
+        why = why or broken or (_where(pod, cluster) if cluster else _why(pod, node))
     return PodUse(
         meta.namespace,
         meta.name,
@@ -205,6 +296,8 @@ def _read_pod(pod: PartialPod, node: NodeGpus | None, given: tuple[CardShare, ..
         asked,
         why,
         ending=meta.deletion_timestamp is not None,
+        created=meta.creation_timestamp or "",
+        cluster=cluster,
     )
 
 
@@ -242,17 +335,19 @@ def _why(pod: PartialPod, node: NodeGpus | None) -> str:
     return "no scheduler has looked at it yet"
 
 
+def _where(pod: PartialPod, cluster: str) -> str:
+    """Where a pod is that was sent to another cluster, as its manager tells."""
+    told = _condition(pod.status.conditions, clusters.CONDITION_DISPATCHED)
+    return printable(told.message) if told is not None and told.message else f"sent to cluster {cluster}"
+
+
 def _condition(conditions: Iterable[PartialCondition], kind: str) -> PartialCondition | None:
     return next((condition for condition in conditions if condition.type == kind), None)
 
 
-def _used(node: NodeUse, pods: Iterable[PodUse]) -> NodeUse:
-    """The node with its pods, in the order of their names."""
-    held: dict[str, Share] = {}
+def _used(node: NodeUse, pods: Iterable[PodUse], held: dict[str, Share]) -> NodeUse:
+    """The node with its pods, in the order of their names, and what is held of its cards."""
     some = sorted(pods, key=_place)
-    for pod in some:
-        for uuid, share in pod.held.items():
-            held[uuid] = held.get(uuid, NO_SHARE) + share
     pending = tuple([pod for pod in some if not pod.held])
     return replace(
         node,

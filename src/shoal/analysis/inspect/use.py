@@ -41,6 +41,12 @@ class PodUse(msgspec.Struct, frozen=True, gc=False):
     why: str = ""
     #: Told to end, and holding its share until it has.
     ending: bool = False
+    #: When it was made, as the API server says it; empty when that is not known.
+    created: str = ""
+    #: The joined cluster that it was sent to, where it runs or waits.
+    cluster: str = ""
+    #: The claims of devices by which it holds some or all of it.
+    claims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,8 @@ class ClusterUse:
     unit: MemoryUnit | None = None
     #: The one whose pods are shown; empty for all.
     namespace: str = ""
+    #: Pods that were sent to another cluster.
+    elsewhere: tuple[PodUse, ...] = ()
 
     @property
     def pods(self) -> int:
@@ -123,7 +131,9 @@ def of_namespace(cluster: ClusterUse, namespace: str) -> ClusterUse:
         return tuple(pod for pod in pods if pod.namespace == namespace)
 
     nodes = tuple(replace(use, pods=own(use.pods), pending=own(use.pending)) for use in cluster.nodes)
-    return replace(cluster, nodes=nodes, waiting=own(cluster.waiting), namespace=namespace)
+    return replace(
+        cluster, nodes=nodes, waiting=own(cluster.waiting), elsewhere=own(cluster.elsewhere), namespace=namespace
+    )
 
 
 def taken(share: Share, gpu: Gpu) -> int:

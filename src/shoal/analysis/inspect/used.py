@@ -5,7 +5,7 @@ What is not known is None, and never 0: a sum of which a part is not known is no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -89,7 +89,20 @@ def picture(
 
 def used_nodes(cluster: ClusterUse, measured: Measured) -> list[UsedNode]:
     """All nodes of a cluster with what is used of them; pods are those that the cluster shows."""
-    return [_node(use, measured, cluster.namespace) for use in cluster.nodes]
+    return [
+        used_node(
+            use,
+            measured.nodes.get(use.node.name),
+            measured.silent.get(use.node.name, ""),
+            shown=shown_by(cluster.namespace),
+        )
+        for use in cluster.nodes
+    ]
+
+
+def shown_by(namespace: str) -> Callable[[str], bool]:
+    """Which namespaces are shown where one is asked for; empty for all."""
+    return lambda one: not namespace or one == namespace
 
 
 def total(parts: Iterable[int | None]) -> int | None:
@@ -102,20 +115,22 @@ def total(parts: Iterable[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-def _node(use: NodeUse, measured: Measured, namespace: str) -> UsedNode:
-    reading = measured.nodes.get(use.node.name)
-    cards = tuple(_card(use, gpu, reading, namespace) for gpu in sorted(use.node.gpus, key=lambda gpu: gpu.index))
-    return UsedNode(use, reading, cards, measured.silent.get(use.node.name, ""))
+def used_node(
+    use: NodeUse, reading: NodeReading | None, why: str = "", *, shown: Callable[[str], bool] = lambda namespace: True
+) -> UsedNode:
+    """A node with its reading. Of pods that have none of a card and use it, those of namespaces `shown` are told."""
+    cards = tuple(_card(use, gpu, reading, shown) for gpu in sorted(use.node.gpus, key=lambda gpu: gpu.index))
+    return UsedNode(use, reading, cards, why)
 
 
-def _card(use: NodeUse, gpu: Gpu, node: NodeReading | None, namespace: str) -> UsedCard:
+def _card(use: NodeUse, gpu: Gpu, node: NodeReading | None, shown: Callable[[str], bool]) -> UsedCard:
     reading = None if node is None else next((card for card in node.cards if _is(card, gpu)), None)
     holders = [pod for pod in use.pods if gpu.uuid in pod.held]
     containers = () if reading is None else reading.containers
     pods = [_holder(pod, gpu, [one for one in containers if _of(one, pod)]) for pod in holders]
     known = {(pod.namespace, pod.name) for pod in holders}
     others = [one for one in containers if (one.namespace, one.pod) not in known and one.used_bytes]
-    return UsedCard(use, gpu, reading, (*pods, *_uninvited(others, namespace)))
+    return UsedCard(use, gpu, reading, (*pods, *_uninvited(others, shown)))
 
 
 def _is(card: CardReading, gpu: Gpu) -> bool:
@@ -131,10 +146,10 @@ def _holder(pod: PodUse, gpu: Gpu, containers: Sequence[ContainerReading]) -> Po
     return _pod(pod.namespace, pod.name, requested, containers)
 
 
-def _uninvited(containers: Sequence[ContainerReading], namespace: str) -> Iterator[PodOnCard]:
+def _uninvited(containers: Sequence[ContainerReading], shown: Callable[[str], bool]) -> Iterator[PodOnCard]:
     """Pods that use a card without having requested any of it."""
     for key in sorted({(one.namespace, one.pod) for one in containers}):
-        if not namespace or key[0] == namespace:
+        if shown(key[0]):
             yield _pod(*key, 0, [one for one in containers if (one.namespace, one.pod) == key])
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shoal.analysis.inspect.claims import CLAIM
 from shoal.analysis.inspect.use import ClusterUse, NodeUse, PodUse, percent, taken, totals
 from shoal.cli.output import aligned
 from shoal.model.contract import shoal
@@ -133,7 +134,9 @@ def _details_rows(use: NodeUse, unit: MemoryUnit) -> list[str]:
     def first(pod: PodUse) -> int:
         return min((slot for slot, gpu in cards.items() if gpu.uuid in pod.held), default=0)
 
-    placed = [_tab_line(pod.name, pod.namespace, *amounts(pod), *nothing) for pod in sorted(use.pods, key=first)]
+    placed = [
+        _tab_line(_with_claims(pod), pod.namespace, *amounts(pod), *nothing) for pod in sorted(use.pods, key=first)
+    ]
     waiting = [pod for pod in use.pending if pod.asked_mib]
     return placed + [
         _tab_line(pod.name, pod.namespace, *("0" for _ in slots), str(unit.ceil(pod.asked_mib))) for pod in waiting
@@ -211,7 +214,12 @@ def _holders(use: NodeUse, gpu: Gpu) -> list[PodUse]:
 
 
 def _name(pod: PodUse) -> str:
-    return f"{pod.namespace}/{pod.name}"
+    return f"{pod.namespace}/{_with_claims(pod)}"
+
+
+def _with_claims(pod: PodUse) -> str:
+    """A pod's name, and the claims by which it holds what it holds."""
+    return f"{pod.name} ({', '.join(pod.claims)})" if pod.claims and not pod.name.startswith(CLAIM) else pod.name
 
 
 #: More are counted, not listed.

@@ -17,15 +17,18 @@ from typing import Any, Final
 
 from shoal.embedded.access.users import AUTHENTICATED, User, account_name, account_of, groups_of
 from shoal.embedded.errors import bad_request, invalid, invalid_value
-from shoal.embedded.kinds import PODS, SERVICE_ACCOUNTS
+from shoal.embedded.kinds import PODS, SECRETS, SERVICE_ACCOUNTS
 from shoal.embedded.registry import Registry, timestamp
 from shoal.embedded.store import Object
+from shoal.embedded.writes import Write
 
 ISSUER: Final = "https://kubernetes.default.svc"
 _SECONDS: Final = 3600
 _LEAST: Final = 600
 _MOST: Final = 1 << 32
 _LONGEST: Final = 8192
+#: What a token can be bound to.
+_BOUND: Final = {"Pod": PODS, "Secret": SECRETS}
 
 
 class Tokens:
@@ -38,19 +41,17 @@ class Tokens:
     def request(self, namespace: str, name: str, given: Object) -> Object:
         """The answer to a TokenRequest for a service account."""
         account = self._registry.get(SERVICE_ACCOUNTS, namespace, name)
+        asked = {**given, "metadata": {"name": name, "namespace": namespace}}
+        self._registry.refuse_mutation(Write(SERVICE_ACCOUNTS, None, asked, "token"))
         spec = given.get("spec") or {}
         seconds = _seconds(spec.get("expirationSeconds"))
         audiences = spec.get("audiences") or [ISSUER]
         bound = spec.get("boundObjectRef")
         now = self._registry.clock()
         ends = now + timedelta(seconds=seconds)
-        private: dict[str, Any] = {
-            "namespace": namespace,
-            "serviceaccount": {"name": name, "uid": account["metadata"]["uid"]},
-        }
+        private = _private(account)
         if bound:
-            private["pod"], node = self._bound(namespace, name, bound)
-            private |= {"node": {"name": node}} if node else {}
+            private |= self._bound(namespace, name, bound)
         claims = {
             "aud": audiences,
             "exp": int(ends.timestamp()),
@@ -79,6 +80,9 @@ class Tokens:
         private = claims["kubernetes.io"]
         if account is None or not self._is_same(SERVICE_ACCOUNTS.key, account, private["serviceaccount"]["uid"]):
             return None
+        secret = private.get("secret")
+        if secret and not self._is_same(SECRETS.key, (account[0], secret["name"]), secret["uid"]):
+            return None
         extra = {}
         if pod := private.get("pod"):
             if not self._is_same(PODS.key, (account[0], pod["name"]), pod["uid"]):
@@ -99,13 +103,16 @@ class Tokens:
         found = self._registry.store.get(resource, key)
         return found is not None and found["metadata"]["uid"] == uid
 
-    def _bound(self, namespace: str, account: str, bound: Object) -> tuple[dict[str, str], str]:
-        """The pod whose end is the end of the token, and the name of its node."""
-        if bound.get("kind") != "Pod":
-            kind = bound.get("kind", "")
-            raise bad_request(f'cannot bind a token of serviceaccount "{account}" to a "{kind}": use a Pod')
-        pod = self._registry.get(PODS, namespace, bound.get("name", ""))
-        return {"name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}, pod["spec"].get("nodeName", "")
+    def _bound(self, namespace: str, account: str, bound: Object) -> dict[str, Any]:
+        """The pod or Secret whose end is the end of the token, and a pod's node."""
+        kind = bound.get("kind", "")
+        if kind not in _BOUND:
+            raise bad_request(f'cannot bind a token of serviceaccount "{account}" to a "{kind}": use a Pod or a Secret')
+        found = self._registry.get(_BOUND[kind], namespace, bound.get("name", ""))
+        meta = found["metadata"]
+        node = found["spec"].get("nodeName", "") if kind == "Pod" else ""
+        claims: dict[str, Any] = {kind.lower(): {"name": meta["name"], "uid": meta["uid"]}}
+        return claims | ({"node": {"name": node}} if node else {})
 
     def _signed(self, claims: dict[str, Any]) -> str:
         parts = [_encoded(json.dumps(part).encode()) for part in ({"alg": "HS256", "typ": "JWT"}, claims)]
@@ -126,6 +133,11 @@ class Tokens:
         except (binascii.Error, ValueError):
             return None
         return claims
+
+
+def _private(account: Object) -> dict[str, Any]:
+    meta = account["metadata"]
+    return {"namespace": meta["namespace"], "serviceaccount": {"name": meta["name"], "uid": meta["uid"]}}
 
 
 def _encoded(content: bytes) -> str:

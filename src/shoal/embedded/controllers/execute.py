@@ -46,7 +46,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class Delete:
+class Removal:
     """Delete this very object."""
 
     kind: Kind
@@ -86,7 +86,7 @@ class Failure:
     message: str
 
 
-Action = Create | Update | Delete | StatusUpdate | EventAction | Requeue | Remember
+Action = Create | Update | Removal | StatusUpdate | EventAction | Requeue | Remember
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Execution:
                 return self._create(action)
             case Update(kind, obj, subresource):
                 return self._update(kind, obj, subresource)
-            case Delete():
+            case Removal():
                 return self._delete(action)
             case StatusUpdate(obj):
                 return self._update(self._kind, obj, "status")
@@ -180,7 +180,7 @@ class Execution:
             return None if error.code == 404 else Failure(error.reason, error.message)
         return None
 
-    def _delete(self, action: Delete) -> Failure | None:
+    def _delete(self, action: Removal) -> Failure | None:
         metadata = action.obj["metadata"]
         options = DeleteOptions(uid=metadata["uid"], propagation=action.propagation, grace_seconds=action.grace_seconds)
         try:

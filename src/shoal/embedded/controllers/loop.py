@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from shoal.embedded.access.users import WORKLOAD_CONTROLLERS
 from shoal.embedded.controllers.execute import MANAGER, Action, Execution
+from shoal.embedded.controllers.object_index import ObjectIndex
 from shoal.embedded.controllers.reconcile import job, pods
 from shoal.embedded.controllers.table import CONTROLLERS, Controller
-from shoal.embedded.controllers.world import World
 from shoal.embedded.deletion import Deletion
 from shoal.embedded.kinds import BUDGETS, DAEMON_SETS, JOBS, NODES, PODS, REPLICA_SETS, Kind
 from shoal.embedded.recorder import EventWriter
@@ -134,7 +134,7 @@ class Controllers:
         self._queue = Queue()
         self._wake = asyncio.Event()
         self._memory: dict[Item, Any] = {}
-        self._world = World(registry, deletion)
+        self._world = ObjectIndex(registry, deletion)
         self._by_name: Mapping[str, Controller] = {one.name: one for one in CONTROLLERS}
         self._by_kind = {(one.kind.group, one.kind.kind): one for one in CONTROLLERS}
         self._recorders = {
@@ -144,7 +144,7 @@ class Controllers:
     async def run(self) -> None:
         """Look after all there is, and after what comes."""
         ACTING.set(WORKLOAD_CONTROLLERS)
-        self._world = World(self._registry, self._deletion)
+        self._world = ObjectIndex(self._registry, self._deletion)
         self._registry.observers.append(self._observe)
         try:
             self._begin()

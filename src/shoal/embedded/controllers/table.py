@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from shoal.embedded.controllers.execute import Action, Owned
+from shoal.embedded.controllers.object_index import ObjectIndex
 from shoal.embedded.controllers.reconcile import (
     daemon_set,
     deployment,
@@ -17,7 +18,6 @@ from shoal.embedded.controllers.reconcile import (
     replica_set,
     stateful_set,
 )
-from shoal.embedded.controllers.world import World
 from shoal.embedded.kinds import (
     BUDGETS,
     CLAIMS,
@@ -44,17 +44,17 @@ class Controller:
     #: The kinds whose free objects it adopts.
     adopts: tuple[Kind, ...]
     reconcile: Callable[[Object, Owned, datetime], list[Action]]
-    gather: Callable[[World, Object], Owned]
+    gather: Callable[[ObjectIndex, Object], Owned]
 
 
-def _of_deployment(world: World, obj: Object) -> Owned:
+def _of_deployment(world: ObjectIndex, obj: Object) -> Owned:
     sets = world.candidates(obj, REPLICA_SETS)
     if obj["spec"]["strategy"]["type"] != "Recreate":
         return Owned(replica_sets=sets)
     return Owned(replica_sets=sets, indirect={one["metadata"]["uid"]: world.owned(one, PODS) for one in sets})
 
 
-def _of_replica_set(world: World, obj: Object) -> Owned:
+def _of_replica_set(world: ObjectIndex, obj: Object) -> Owned:
     found = world.candidates(obj, PODS)
     if len(found) <= obj["spec"]["replicas"]:
         return Owned(pods=found)
@@ -66,24 +66,24 @@ def _of_replica_set(world: World, obj: Object) -> Owned:
     return Owned(pods=found, indirect={one["metadata"]["uid"]: world.owned(one, PODS) for one in siblings})
 
 
-def _of_stateful_set(world: World, obj: Object) -> Owned:
+def _of_stateful_set(world: ObjectIndex, obj: Object) -> Owned:
     claims: frozenset[str] = frozenset()
     if obj["spec"].get("volumeClaimTemplates"):
         claims = frozenset(one["metadata"]["name"] for one in world.all(CLAIMS, obj["metadata"]["namespace"]))
     return Owned(pods=world.candidates(obj, PODS), revisions=world.candidates(obj, REVISIONS), claims=claims)
 
 
-def _of_daemon_set(world: World, obj: Object) -> Owned:
+def _of_daemon_set(world: ObjectIndex, obj: Object) -> Owned:
     return Owned(
         pods=world.candidates(obj, PODS), revisions=world.candidates(obj, REVISIONS), nodes=tuple(world.all(NODES))
     )
 
 
-def _of_job(world: World, obj: Object) -> Owned:
+def _of_job(world: ObjectIndex, obj: Object) -> Owned:
     return Owned(pods=world.candidates(obj, PODS))
 
 
-def _of_budget(world: World, obj: Object) -> Owned:
+def _of_budget(world: ObjectIndex, obj: Object) -> Owned:
     namespace, selector = obj["metadata"]["namespace"], selector_of(obj["spec"].get("selector"))
     found = tuple(
         pod
@@ -98,7 +98,7 @@ def _of_budget(world: World, obj: Object) -> Owned:
     return Owned(pods=found, scale=sum(wanted.values()))
 
 
-def _scaled_owner(world: World, obj: Object) -> Object | None:
+def _scaled_owner(world: ObjectIndex, obj: Object) -> Object | None:
     """Who says how many of these there are: of a pod its set, of the set its Deployment."""
     reference = pods.controller_of(obj)
     kind = _SCALED.get(reference["kind"]) if reference else None

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from shoal.embedded.fields.table import Field, Struct
 
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 _LAYOUTS: Final = {"time": "2006-01-02T15:04:05Z07:00", "microtime": "2006-01-02T15:04:05.000000Z07:00"}
+
+
+#: How messages call the type of a number.
+NUMERIC: Final = "numeric (int or float)"
 
 
 class _Pairs(list[tuple[str, Any]]):
@@ -64,6 +69,64 @@ def strip(obj: dict[str, Any], struct: Struct) -> None:
             for _, item in _structs(value, field.shape, ""):
                 if isinstance(item, dict):
                     strip(item, field.struct)
+
+
+@dataclass(frozen=True, slots=True)
+class WrongType:
+    """A value that its field cannot hold: where, the struct and the field that it is in, and what would be right."""
+
+    path: str
+    struct: str
+    field: Field
+    wanted: str
+    value: Any
+
+
+def wrong_types(value: Any, struct: Struct, path: str = "", *, nulls: bool = False) -> Iterator[WrongType]:
+    """Values of a type that is not their field's. Nulls stand for nothing, unless they are counted as values; fields
+    that the kind does not have are left to `faults`."""
+    for name, item in _items(value):
+        field = struct.members.get(name)
+        if field is not None:
+            where = f"{path}.{name}" if path else name
+            yield from _wrong(item, field, field.shape, struct.name, where, nulls=nulls)
+
+
+def _wrong(value: Any, field: Field, shape: str, owner: str, path: str, *, nulls: bool) -> Iterator[WrongType]:
+    if value is None and not nulls:
+        return
+    wanted, rights = _wanted(field, shape)
+    if rights and (not isinstance(value, rights) or (isinstance(value, bool) and bool not in rights)):
+        yield WrongType(path, owner, field, wanted, value)
+    elif shape.startswith("[]"):
+        for number, item in enumerate(value):
+            yield from _wrong(item, field, shape[2:], owner, f"{path}[{number}]", nulls=nulls)
+    elif shape:
+        for name, item in value.items():
+            yield from _wrong(item, field, shape[2:], owner, f"{path}.{name}", nulls=nulls)
+    elif field.struct is not None:
+        yield from wrong_types(value, field.struct, path, nulls=nulls)
+
+
+def _wanted(field: Field, shape: str) -> tuple[str, tuple[type, ...]]:
+    """What a value must be, in words and in Python; anything goes without types."""
+    if shape.startswith("[]"):
+        return "list", (list,)
+    if shape or field.struct is not None:
+        return "map", (dict,)
+    return _SCALARS.get(field.of, ("", ()))
+
+
+#: What scalars are in messages and in Python. What is not here may be anything.
+_SCALARS: Final[dict[str, tuple[str, tuple[type, ...]]]] = {
+    "str": ("string", (str,)),
+    "int": (NUMERIC, (int,)),
+    "num": (NUMERIC, (int, float)),
+    "bool": ("boolean", (bool,)),
+    **dict.fromkeys(("bytes", "time", "microtime"), ("string", (str,))),
+    "quantity": ("any scalar", (str, int, float)),
+    "intstr": ("any scalar", (str, int)),
+}
 
 
 def _object(value: Any, struct: Struct | None, path: str) -> Iterator[str]:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Final
 
 import yaml
 from aiohttp import web
 
-from shoal.embedded.definitions import unknown_fields
 from shoal.embedded.errors import ApiStatus, bad_request
 from shoal.embedded.fields import protobuf, strict
 from shoal.embedded.fields.table import struct_of, structs
 from shoal.embedded.http import options
 from shoal.embedded.kinds import Kind
 from shoal.embedded.rules.events import to_core
-from shoal.embedded.rules.shapes import check_shape
+from shoal.embedded.rules.shapes import METADATA, check_shape, field_faults
 
 LIMIT: Final = 3 * 1024 * 1024
 _JSON: Final = ("application/json", "")
 _YAML: Final = ("application/yaml",)
-_METADATA: Final = "meta.ObjectMeta"
 _UNKNOWN_FORMAT: Final = (
     "the body of the request was in an unknown format - accepted media types include: "
     "application/json, application/yaml, application/vnd.kubernetes.protobuf"
@@ -71,16 +68,6 @@ async def read_object(request: web.Request, kind: Kind) -> dict[str, Any]:
     return obj if kind.home is None else to_core(obj)
 
 
-def field_faults(obj: dict[str, Any], document: Any, kind: Kind) -> Iterator[str]:
-    """Fields that the kind does not have, and fields that are there twice."""
-    if not kind.custom:
-        yield from strict.faults(document, struct_of(kind.group, kind.kind))
-        return
-    yield from strict.faults(document, None)
-    yield from strict.faults(obj.get("metadata"), structs()[_METADATA], "metadata")
-    yield from (f'unknown field "{path}"' for path in unknown_fields(obj, kind.schema))
-
-
 def strip_fields(obj: dict[str, Any], kind: Kind) -> None:
     """Take out, in place, what the kind does not have; of a custom kind the registry does the rest."""
     struct = None if kind.custom else struct_of(kind.group, kind.kind)
@@ -88,7 +75,7 @@ def strip_fields(obj: dict[str, Any], kind: Kind) -> None:
         if struct is not None:
             strict.strip(obj, struct)
         elif isinstance(obj.get("metadata"), dict):
-            strict.strip(obj["metadata"], structs()[_METADATA])
+            strict.strip(obj["metadata"], structs()[METADATA])
     except strict.TimeError as error:
         raise refused(kind, str(error)) from error
 

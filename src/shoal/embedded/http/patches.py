@@ -30,7 +30,7 @@ from shoal.embedded.patch.server_side_apply import not_typed, server_side_apply
 from shoal.embedded.patch.strategic import strategic_merge
 from shoal.embedded.registry import Registry
 from shoal.embedded.rules.events import to_core
-from shoal.embedded.rules.shapes import check_shape
+from shoal.embedded.rules.shapes import check_shape, field_faults
 from shoal.embedded.store import Object
 
 MERGE: Final = "application/merge-patch+json"
@@ -77,7 +77,7 @@ def patch_object(request: web.Request, registry: Registry, target: Target, patch
     live = registry.get(kind, target.namespace, target.name)
     patched = patch.of(copied(in_version(live, kind)))
     _check_patched(patched, target)
-    faults = [*patch.doubled, *sorted(bodies.field_faults(patched, patched, kind))]
+    faults = [*patch.doubled, *sorted(field_faults(patched, patched, kind))]
     options.report(request, faults, lambda why: _refused(patch.text or _text(patched), why))
     bodies.strip_fields(patched, kind)
     uid = patched["metadata"].get("uid", "")
@@ -156,7 +156,7 @@ async def _applied(request: web.Request, target: Target) -> dict[str, Any]:
         raise bad_request("error decoding YAML: the body is no object")
     bodies.check_type(applied, target.kind.kind, target.kind.group, target.kind.version)
     check_shape(applied, target.kind)
-    for fault in bodies.field_faults(applied, applied, target.kind):
+    for fault in field_faults(applied, applied, target.kind):
         field = "." + fault.partition('"')[2].rstrip('"')
         raise ApiStatus(500, "", f"{not_typed(applied)}: {field}: field not declared in schema")
     return applied

@@ -76,6 +76,10 @@ class Server:
             return web.Response(status=404, text="404 page not found\n")
         except web.HTTPException:
             raise
+        except ConnectionResetError:
+            # The client has left before the first byte of its answer; nobody reads this one either.
+            log.debug("%s %s: the client has left", request.method, request.path)
+            return web.Response(status=499)
         except Exception:
             # A fault of this server, such as a shape of object that nobody foresaw: told as the real one tells its own.
             log.exception("%s %s failed", request.method, request.path)

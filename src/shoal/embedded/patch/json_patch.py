@@ -8,36 +8,60 @@ not learn which operation it was.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.patch.json_values import copied, same, type_name, without_nulls
 
 MOST_OPERATIONS: Final = 10_000
+#: Bytes that all copies of a patch may add together.
+MOST_COPIED: Final = 3 * 1024 * 1024
+_MISSING: Final = "missing value"
+_ABSENT: Final = f"missing {{}} field: {_MISSING}"
 _INDEX: Final = re.compile(r"[+-]?[0-9]{1,18}")
 Container = dict[str, Any] | list[Any]
 
 
-class _DoesNotApplyError(Exception):
-    pass
+class PatchError(Exception):
+    """A patch does not apply; why, in the words of the library that the API server uses."""
+
+
+class TestFailedError(PatchError):
+    """An operation `test` found another value."""
+
+    __test__ = False  # no test of ours
 
 
 def apply_json_patch(target: dict[str, Any], operations: object) -> dict[str, Any]:
     """The object after all operations; the arguments stay as they are."""
-    document: Any = copied(target)
     try:
-        for operation in _decoded(operations):
-            kind = _text(operation, "op")
-            if kind not in _OPERATIONS:
-                raise _DoesNotApplyError
-            document = _OPERATIONS[kind](document, operation)
-        if not isinstance(document, dict):
-            raise _DoesNotApplyError
-    except _DoesNotApplyError:
+        return applied(target, _decoded(operations))
+    except PatchError:
         message = "the server rejected our request due to an error in our request"
         raise ApiStatus(422, "Invalid", message, {}) from None
+
+
+def applied(target: dict[str, Any], operations: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The object after all operations; the arguments stay as they are. PatchError tells what does not apply."""
+    document: Any = copied(target)
+    grown = 0
+    for operation in operations:
+        kind = operation.get("op")
+        if not isinstance(kind, str) or kind not in _OPERATIONS:
+            raise PatchError(f"Unexpected kind: {kind if isinstance(kind, str) else 'unknown'}")
+        if kind == "copy":
+            grown += _size(document, operation)
+            if grown > MOST_COPIED:
+                raise PatchError(
+                    "Unable to complete the copy, the accumulated size increase of copy is "
+                    f"{grown}, exceeding the limit {MOST_COPIED}"
+                )
+        document = _OPERATIONS[kind](document, operation)
+    if not isinstance(document, dict):
+        raise PatchError("the document is no object any more")
     return document
 
 
@@ -68,17 +92,22 @@ def _undecodable(value: object, into: str) -> ApiStatus:
 def _text(operation: dict[str, Any], key: str) -> str:
     value = operation.get(key)
     if not isinstance(value, str):
-        raise _DoesNotApplyError
+        comma = "," if key == "from" else ""
+        raise PatchError(f"{operation['op']} operation failed to decode {key}: operation{comma} {_ABSENT.format(key)}")
     return value
 
 
 def _add(document: Any, operation: dict[str, Any]) -> Any:
-    _insert(*_place(document, _text(operation, "path")), copied(operation.get("value")))
+    path = _text(operation, "path")
+    place = _place(document, path, f'add operation does not apply: doc is missing path: "{path}"')
+    _insert(*place, copied(operation.get("value")), f"error in add for path: '{path}'")
     return document
 
 
 def _remove(document: Any, operation: dict[str, Any]) -> Any:
-    _take(*_place(document, _text(operation, "path")))
+    path = _text(operation, "path")
+    place = _place(document, path, f'remove operation does not apply: doc is missing path: "{path}"')
+    _take(*place, f"error in remove for path: '{path}'")
     return document
 
 
@@ -86,33 +115,57 @@ def _replace(document: Any, operation: dict[str, Any]) -> Any:
     path, value = _text(operation, "path"), copied(operation.get("value"))
     if path == "":
         if not isinstance(value, dict | list):
-            raise _DoesNotApplyError
+            raise PatchError("replace operation value must be object or array")
         return value
-    container, key = _place(document, path)
+    container, key = _place(document, path, f"replace operation does not apply: doc is missing path: {path}")
     if isinstance(container, dict):
         container[key] = value
-    else:
+        return document
+    try:
         container[_index(key, len(container))] = value
+    except PatchError:
+        raise PatchError(f"replace operation does not apply: doc is missing key: {path}: {_MISSING}") from None
     return document
 
 
 def _move(document: Any, operation: dict[str, Any]) -> Any:
-    value = _take(*_place(document, _text(operation, "from")))
-    _insert(*_place(document, _text(operation, "path")), value)
+    source = _text(operation, "from")
+    container, key = _place(document, source, f"move operation does not apply: doc is missing from path: {source}")
+    value = _take(container, key, f"error in move for path: '{key}'")
+    path = _text(operation, "path")
+    place = _place(document, path, f"move operation does not apply: doc is missing destination path: {path}")
+    _insert(*place, value, f"error in move for path: '{path}'")
     return document
 
 
 def _copy(document: Any, operation: dict[str, Any]) -> Any:
-    value = copied(_get(*_place(document, _text(operation, "from"))))
-    _insert(*_place(document, _text(operation, "path")), value)
+    value = copied(_source(document, operation))
+    path = _text(operation, "path")
+    place = _place(document, path, f"copy operation does not apply: doc is missing destination path: {path}")
+    _insert(*place, value, "error while adding value during copy")
     return document
+
+
+def _source(document: Any, operation: dict[str, Any]) -> Any:
+    """What a copy would copy."""
+    source = _text(operation, "from")
+    place = _place(document, source, f"copy operation does not apply: doc is missing from path: {source}")
+    return _get(*place, f"error in copy for from: '{source}'")
+
+
+def _size(document: Any, operation: dict[str, Any]) -> int:
+    return len(json.dumps(_source(document, operation), separators=(",", ":")))
 
 
 def _test(document: Any, operation: dict[str, Any]) -> Any:
     path = _text(operation, "path")
-    present = document if path == "" else _get(*_place(document, path))
+    if path == "":
+        present = document
+    else:
+        place = _place(document, path, f"test operation does not apply: is missing path: {path}")
+        present = _get(*place, f"error in test for path: '{path}'")
     if not same(present, operation.get("value")):
-        raise _DoesNotApplyError
+        raise TestFailedError(f"testing value {path} failed: test failed")
     return document
 
 
@@ -126,47 +179,51 @@ _OPERATIONS: Final[dict[str, Callable[[Any, dict[str, Any]], Any]]] = {
 }
 
 
-def _place(document: Any, path: str) -> tuple[Container, str]:
+def _place(document: Any, path: str, why: str) -> tuple[Container, str]:
     """The object or list that holds what the path names, and its key there."""
     words = [word.replace("~1", "/").replace("~0", "~") for word in path.split("/")[1:]]
-    if not words:
-        raise _DoesNotApplyError
-    for word in words[:-1]:
-        document = _get(document, word)
-    if not isinstance(document, dict | list):
-        raise _DoesNotApplyError
+    try:
+        for word in words[:-1]:
+            document = _get(document, word)
+    except PatchError:
+        document = None
+    if not words or not isinstance(document, dict | list):
+        raise PatchError(f"{why}: {_MISSING}")
     return document, words[-1]
 
 
-def _get(container: Any, key: str) -> Any:
+def _get(container: Any, key: str, why: str = "") -> Any:
     if isinstance(container, dict):
         return container.get(key)
     if isinstance(container, list):
-        return container[_index(key, len(container))]
-    raise _DoesNotApplyError
+        return container[_index(key, len(container), why)]
+    raise PatchError(f"{why}: {_MISSING}")
 
 
-def _take(container: Container, key: str) -> Any:
+def _take(container: Container, key: str, why: str) -> Any:
     if isinstance(container, list):
-        return container.pop(_index(key, len(container)))
+        return container.pop(_index(key, len(container), why))
     if key not in container:
-        raise _DoesNotApplyError
+        raise PatchError(f"{why}: Unable to remove nonexistent key: {key}: {_MISSING}")
     return container.pop(key)
 
 
-def _insert(container: Container, key: str, value: Any) -> None:
+def _insert(container: Container, key: str, value: Any, why: str) -> None:
     if isinstance(container, dict):
         container[key] = value
+    elif key == "-":
+        container.append(value)
     else:
-        container.insert(len(container) if key == "-" else _index(key, len(container) + 1), value)
+        improper = "" if _INDEX.fullmatch(key) else f": value was not a proper array index: '{key}'"
+        container.insert(_index(key, len(container) + 1, why + improper), value)
 
 
-def _index(key: str, length: int) -> int:
+def _index(key: str, length: int, why: str = "") -> int:
     if not _INDEX.fullmatch(key):
-        raise _DoesNotApplyError
+        raise PatchError(f'{why}: strconv.Atoi: parsing "{key}": invalid syntax')
     index = int(key)
     if not -length <= index < length:
-        raise _DoesNotApplyError
+        raise PatchError(f"{why}: Unable to access invalid index: {index}: invalid index referenced")
     return index + length if index < 0 else index
 
 

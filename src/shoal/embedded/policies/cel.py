@@ -1,7 +1,7 @@
 """CEL as admission policies speak it: Google's runtime with what Kubernetes adds to the language.
 
 Of Kubernetes' own functions those are there that policies about pods need: quantities, `find` and `findAll`, `min` and
-`max`, and the authorizer. Whatever else a policy uses is a compile error that names it.
+`max`, the authorizer, and `jsonpatch.escapeKey`. Whatever else a policy uses is a compile error that names it.
 
 The runtime hands values to Python and back as plain data. So a quantity and an authorizer are maps here, and
 `variables.x` is rewritten into a call that evaluates the variable when it is first needed: an error in a variable that
@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
+from shoal.embedded.policies.errors import CelError
+from shoal.embedded.policies.initialisers import as_calls, as_maps
 from shoal.model import quantity
 from shoal.model.errors import QuantityError
 
@@ -32,14 +34,14 @@ _VARIABLE: Final = re.compile(
     re.DOTALL,
 )
 _PATH: Final = re.compile(r"[\w.?]+(?:\.orValue\((?:\{\}|\[\]|'[^'\\]*')\))?|'[^'\\]*'|\{\}|\[\]")
+#: What the runtime says of a key that is not there; the API server says it in other words.
+_NO_KEY: Final = re.compile(r'(?:NOT_FOUND: )?Key not found in map : "(.*)"', re.DOTALL)
+#: The types of the runtime by their names in Kubernetes' messages.
+_TYPE_NAMES: Final = re.compile(r"\b[A-Z]+\b")
 _INT64: Final = 2**63
 _QUANTITY: Final = "quantity"
 #: What an authorizer in the making has been told.
 _ASKED: Final = ("group", "resource", "subresource", "namespace", "name")
-
-
-class CelError(Exception):
-    """An expression cannot be compiled, or not be evaluated."""
 
 
 class CelEnvironment:
@@ -63,10 +65,24 @@ class CelEnvironment:
 
     def compile(self, expression: str, inlined: Mapping[str, str] | None = None) -> cel.Expression:
         """An expression to evaluate. Variables that are `inlined` stand in it as they are."""
+        return self.compile_plain(with_variables(expression, inlined or {}))
+
+    def compile_plain(self, expression: str) -> cel.Expression:
+        """An expression that knows no variables."""
         try:
-            return self._env.compile(with_variables(expression, inlined or {}))
+            return self._env.compile(expression)
         except (RuntimeError, ValueError) as error:
-            raise CelError(f"compilation failed: {str(error).removesuffix(' [INVALID_ARGUMENT]')}") from None
+            why = str(error).removeprefix("INVALID_ARGUMENT: ").removesuffix(" [INVALID_ARGUMENT]")
+            raise CelError(f"compilation failed: {why}") from None
+
+    def compile_mutation(
+        self, expression: str, wanted: str, inlined: Mapping[str, str] | None = None
+    ) -> cel.Expression:
+        """An expression with initialisers, which must evaluate to a type: `Object` or `list(JSONPatch)`."""
+        made = _type_name(self.compile(as_calls(expression), inlined).return_type().name())
+        if made != wanted:
+            raise CelError(f"must evaluate to {wanted} but got {made}")
+        return self.compile(as_maps(expression), inlined)
 
     def seen(self, data: dict[str, Any]) -> cel.Activation:
         """What all expressions about one write see."""
@@ -78,7 +94,7 @@ class CelEnvironment:
         try:
             value = expression.eval(evaluation.activation)
             if value.type() == self._error:
-                raise CelError(str(value.value()))
+                raise CelError(_in_words(str(value.value())))
             return value.plain_value()
         except (RuntimeError, TypeError) as error:
             raise CelError(f"the value is none that can be kept here: {error}") from error
@@ -127,6 +143,16 @@ class Evaluation:
         return self._known[name]
 
 
+def _in_words(error: str) -> str:
+    match = _NO_KEY.fullmatch(error)
+    return f"no such key: {match[1]}" if match else error
+
+
+def _type_name(name: str) -> str:
+    """`LIST<DYN>` as `list(dyn)`."""
+    return _TYPE_NAMES.sub(lambda match: match[0].lower(), name).replace("<", "(").replace(">", ")")
+
+
 def with_variables(expression: str, inlined: Mapping[str, str]) -> str:
     """An expression whose variables are calls, or the text that is inlined for them."""
 
@@ -137,6 +163,11 @@ def with_variables(expression: str, inlined: Mapping[str, str]) -> str:
         return f"({inlined[name]})" if name in inlined else f'variable("{name}")'
 
     return _VARIABLE.sub(replaced, expression)
+
+
+def variables_of(expression: str) -> list[str]:
+    """The names of the variables that an expression uses."""
+    return [match["name"] for match in _VARIABLE.finditer(expression) if match["name"]]
 
 
 def is_path(expression: str) -> bool:
@@ -151,7 +182,11 @@ def _functions(cel: Any, variable: Callable[[str], Any], allowed: Callable[[Mapp
     def function(name: str, *overloads: tuple[Any, list[Any], Callable[..., Any]], member: bool = True) -> Any:
         made = [
             cel.Overload(
-                f"{name}_{place}", return_type=returned, parameters=parameters, is_member=member, impl=implementation
+                f"{name.replace('.', '_')}_{place}",
+                return_type=returned,
+                parameters=parameters,
+                is_member=member,
+                impl=implementation,
             )
             for place, (returned, parameters, implementation) in enumerate(overloads)
         ]
@@ -179,6 +214,11 @@ def _functions(cel: Any, variable: Callable[[str], Any], allowed: Callable[[Mapp
         ),
         function("min", (kinds.DYN, [list_], min)),
         function("max", (kinds.DYN, [list_], max)),
+        function("jsonpatch.escapeKey", (text, [text], _escaped), member=False),
+        # Only to be compiled: see `initialisers`.
+        function("typed.Object", (kinds.AbstractType("Object"), [map_], dict), member=False),
+        function("typed.JSONPatch", (kinds.AbstractType("JSONPatch"), [map_], dict), member=False),
+        function("typed.field", (kinds.DYN, [map_], dict), member=False),
         *(asked(part) for part in _ASKED),
         function("check", (map_, [map_, text], lambda so_far, verb: {"allowed": allowed({**so_far, "verb": verb})})),
         function("allowed", (truth, [map_], lambda decision: decision["allowed"])),
@@ -218,6 +258,10 @@ def _as_integer(value: Mapping[str, str]) -> int:
 
 def _sign(amount: Fraction) -> int:
     return (amount > 0) - (amount < 0)
+
+
+def _escaped(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")
 
 
 def _find(value: str, pattern: str) -> str:

@@ -1,4 +1,4 @@
-"""One ValidatingAdmissionPolicy, compiled, and what it says of a write."""
+"""One admission policy, compiled: what all have in common, and what a ValidatingAdmissionPolicy says of a write."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal.embedded.policies.cel import Authorize, CelEnvironment, CelError, Evaluation, is_path
+from shoal.embedded.policies.cel import Authorize, CelEnvironment, Evaluation, is_path
+from shoal.embedded.policies.errors import CelError, ExpressionError
 from shoal.embedded.store import Object
 
 if TYPE_CHECKING:
@@ -30,42 +31,81 @@ class _Validation:
     reason: str
 
 
-class AdmissionPolicy:
+class CompiledPolicy:
     """A policy by its object. CelError names the policy and the part that cannot be compiled."""
 
     def __init__(self, obj: Object, environment: CelEnvironment) -> None:
         self.name: str = obj["metadata"]["name"]
-        spec: Mapping[str, Any] = obj.get("spec") or {}
-        self.constraints: Mapping[str, Any] = spec.get("matchConstraints") or {}
-        self._lenient = spec.get("failurePolicy") == "Ignore"
+        self.spec: Mapping[str, Any] = obj.get("spec") or {}
+        self.constraints: Mapping[str, Any] = self.spec.get("matchConstraints") or {}
+        self.lenient = self.spec.get("failurePolicy") == "Ignore"
         self._environment = environment
-        if spec.get("paramKind"):
+        if self.spec.get("paramKind"):
             raise CelError(f"policy {self.name} has a paramKind: the embedded API server knows no parameters")
-        written = {one["name"]: one["expression"] for one in spec.get("variables") or ()}
+        written = {one["name"]: one["expression"] for one in self.spec.get("variables") or ()}
         self._inlined = {name: text for name, text in written.items() if is_path(text)}
         self._variables = {
-            name: self._compiled(f"variable {name}", text)
-            for name, text in written.items()
+            name: self._compiled(f"variable {name}", f"spec.variables[{place}].expression", text)
+            for place, (name, text) in enumerate(written.items())
             if name not in self._inlined
         }
         self._conditions = [
-            self._compiled(f"match condition {one['name']}", one["expression"])
-            for one in spec.get("matchConditions") or ()
+            (
+                one["expression"],
+                self._condition(one["name"], f"spec.matchConditions[{place}].expression", one["expression"]),
+            )
+            for place, one in enumerate(self.spec.get("matchConditions") or ())
         ]
+
+    def _evaluation(self, seen: cel.Activation, authorize: Authorize) -> Evaluation:
+        return Evaluation(self._environment, seen, self._variables, authorize)
+
+    def _applies(self, evaluation: Evaluation) -> bool:
+        """Whether all match conditions hold. One that does not counts for more than one that cannot be evaluated."""
+        failed = []
+        for text, condition in self._conditions:
+            try:
+                if evaluation.of(condition) is not True:
+                    return False
+            except CelError as error:
+                failed.append(f"expression '{text}' resulted in error: {error}")
+        if failed:
+            raise CelError(failed[0] if len(failed) == 1 else f"[{', '.join(failed)}]")
+        return True
+
+    def _condition(self, name: str, field: str, expression: str) -> cel.Expression:
+        """A match condition, which knows no variables."""
+        try:
+            return self._environment.compile_plain(expression)
+        except CelError as error:
+            raise ExpressionError(self.name, f"match condition {name}", field, expression, str(error)) from None
+
+    def _compiled(self, what: str, field: str, expression: str) -> cel.Expression:
+        try:
+            return self._environment.compile(expression, self._inlined)
+        except CelError as error:
+            raise ExpressionError(self.name, what, field, expression, str(error)) from None
+
+
+class AdmissionPolicy(CompiledPolicy):
+    """A ValidatingAdmissionPolicy."""
+
+    def __init__(self, obj: Object, environment: CelEnvironment) -> None:
+        super().__init__(obj, environment)
         self._validations = [
-            self._validation(place, one) for place, one in enumerate(spec.get("validations") or (), start=1)
+            self._validation(place, one) for place, one in enumerate(self.spec.get("validations") or (), start=1)
         ]
         whole = " && ".join(f"({one.text})" for one in self._validations)
-        self._all = self._compiled("validations", whole or "true")
+        self._all = self._compiled("validations", "spec.validations", whole or "true")
 
     def judge(self, seen: cel.Activation, authorize: Authorize) -> Denial | None:
         """What is wrong with a write; None if the policy lets it through or has nothing to say about it."""
-        evaluation = Evaluation(self._environment, seen, self._variables, authorize)
+        evaluation = self._evaluation(seen, authorize)
         try:
             if not self._applies(evaluation):
                 return None
         except CelError as error:
-            return self._failure(f"failed to evaluate match conditions: {error}")
+            return self._failure(str(error))
         if self._all_hold(evaluation):
             return None
         for validation in self._validations:
@@ -87,36 +127,17 @@ class AdmissionPolicy:
         except CelError:
             return False
 
-    def _applies(self, evaluation: Evaluation) -> bool:
-        """Whether all match conditions hold. One that does not counts for more than one that cannot be evaluated."""
-        failed: CelError | None = None
-        for condition in self._conditions:
-            try:
-                if evaluation.of(condition) is not True:
-                    return False
-            except CelError as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
-        return True
-
     def _failure(self, message: str) -> Denial | None:
-        return None if self._lenient else Denial(message)
-
-    def _compiled(self, what: str, expression: str) -> cel.Expression:
-        try:
-            return self._environment.compile(expression, self._inlined)
-        except CelError as error:
-            raise CelError(f"policy {self.name}, {what}: {error}") from None
+        return None if self.lenient else Denial(message)
 
     def _validation(self, place: int, told: Mapping[str, Any]) -> _Validation:
-        message_expression = told.get("messageExpression")
+        message_expression, field = told.get("messageExpression"), f"spec.validations[{place - 1}]"
         return _Validation(
             text=told["expression"].strip(),
-            expression=self._compiled(f"validation {place}", told["expression"]),
+            expression=self._compiled(f"validation {place}", f"{field}.expression", told["expression"]),
             message=told.get("message", ""),
             message_expression=message_expression
-            and self._compiled(f"message of validation {place}", message_expression),
+            and self._compiled(f"message of validation {place}", f"{field}.messageExpression", message_expression),
             reason=told.get("reason", ""),
         )
 

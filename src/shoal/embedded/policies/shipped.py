@@ -23,7 +23,7 @@ _FOLDERS: Final = {MemoryUnit.GIB: "admission", MemoryUnit.MIB: "admission-mib"}
 #: What keeps an agent to its own node, a worker of discovery, and a collector.
 _FENCE: Final = Path("agent") / "own-node.yaml"
 _FACTS: Final = Path("discovery") / "own-node.yaml"
-_LOADS: Final = (Path("metrics") / "live-load.yaml", Path("metrics") / "own-lease.yaml")
+_COLLECTORS: Final = tuple(Path("metrics") / name for name in ("live-load.yaml", "own-lease.yaml", "history.yaml"))
 #: What others stand on comes first, and what puts policies in force last.
 _ORDER: Final = ("Namespace", "ClusterRole", "Role")
 #: The rights of those who look.
@@ -41,8 +41,15 @@ def shipped(unit: MemoryUnit) -> list[Object]:
     Roles come first: who may write decisions must be known before anybody is asked.
     """
     folder = _deploy()
-    fences = [obj for path in (_FENCE, _FACTS, *_LOADS, _VIEWER) for obj in _documents(folder / path)]
+    fences = [obj for path in (_FENCE, _FACTS, *_COLLECTORS, _VIEWER) for obj in _documents(folder / path)]
     return sorted([*rendered(folder / _FOLDERS[unit]), *fences], key=_place)
+
+
+def cluster_manager() -> list[Object]:
+    """The cluster manager's namespace, its account with its rights, and the policies by which pods wait for it."""
+    folder = _deploy() / "cluster-manager"
+    names = ("namespace.yaml", "rbac.yaml", "gates.yaml", "clusters.yaml")
+    return sorted((obj for name in names for obj in _documents(folder / name)), key=_place)
 
 
 def _place(obj: Object) -> tuple[int, bool]:

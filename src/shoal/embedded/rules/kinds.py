@@ -17,7 +17,7 @@ from shoal.embedded.errors import (
 )
 from shoal.embedded.kinds import Kind
 from shoal.embedded.names import config_key_errors
-from shoal.embedded.rules import events, pods
+from shoal.embedded.rules import events, pods, policies
 from shoal.embedded.rules.shapes import canonical_quantities
 from shoal.embedded.rules.workloads import WORKLOADS, count_template, default_workload, workload_errors
 from shoal.model.quantity import parse
@@ -69,6 +69,10 @@ def default(obj: Object, kind: Kind, old: Object | None) -> None:
         obj.setdefault("spec", {})
         counters = ("disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods")
         obj["status"] = {**dict.fromkeys(counters, 0), **obj.get("status", {})}
+    elif kind.kind == "MutatingAdmissionPolicy":
+        policies.default_mutating_policy(obj)
+    elif kind.kind == "MutatingAdmissionPolicyBinding":
+        policies.default_mutating_binding(obj)
     elif kind.kind in ("ValidatingAdmissionPolicyBinding", "Lease"):
         obj.setdefault("spec", {})
 
@@ -93,6 +97,10 @@ def errors(obj: Object, kind: Kind, old: Object | None, subresource: str = "") -
         return events.event_errors(obj, new=kind.home is not None)
     if kind.kind == "PodDisruptionBudget":
         return _budget_errors(obj["spec"])
+    if kind.kind == "MutatingAdmissionPolicy":
+        return policies.mutating_policy_errors(obj)
+    if kind.kind == "MutatingAdmissionPolicyBinding":
+        return policies.mutating_binding_errors(obj)
     return []
 
 
@@ -196,6 +204,8 @@ def note_change(new: Object, old: Object, kind: Kind) -> None:
 
 def creation_errors(obj: Object, kind: Kind) -> list[FieldError]:
     """What may not be in a new object, though it may be in one that is there."""
+    if kind.key == ("", "pods"):
+        return pods.gate_errors(obj)
     return events.creation_errors(obj) if kind.kind == "Event" and kind.home is not None else []
 
 
@@ -241,7 +251,8 @@ def _default_node(node: Object, kind: Kind, *, created: bool) -> None:
 
 def _default_namespace(namespace: Object, *, created: bool) -> None:
     metadata = namespace["metadata"]
-    metadata["labels"] = {**metadata.get("labels", {}), "kubernetes.io/metadata.name": metadata["name"]}
+    if "name" in metadata:
+        metadata["labels"] = {**metadata.get("labels", {}), "kubernetes.io/metadata.name": metadata["name"]}
     if created:
         namespace["spec"] = {"finalizers": ["kubernetes"]}
         namespace["status"] = {"phase": "Active"}

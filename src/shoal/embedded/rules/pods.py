@@ -116,8 +116,41 @@ def spec_errors(spec: Object, path: str) -> list[FieldError]:
     return errors
 
 
+def gate_errors(pod: Object) -> list[FieldError]:
+    """What is wrong with the scheduling gates of a new pod."""
+    errors = []
+    seen: set[str] = set()
+    gates = pod["spec"].get("schedulingGates") or ()
+    for number, gate in enumerate(gates):
+        name, path = gate.get("name", ""), f"spec.schedulingGates[{number}]"
+        errors += [invalid_value(path, name, error) for error in label_key_errors(name)]
+        if name in seen:
+            errors.append(FieldError("FieldValueDuplicate", path, f'Duplicate value: "{name}"'))
+        seen.add(name)
+    if gates and pod["spec"].get("nodeName"):
+        errors.append(forbidden_value("spec.nodeName", "cannot be set until all schedulingGates have been cleared"))
+    return errors
+
+
+def _new_gate_errors(new: Object, old: Object) -> list[FieldError]:
+    """Gates are set when a pod is made; later they can only be taken away."""
+    before = {gate.get("name") for gate in old["spec"].get("schedulingGates") or ()}
+    return [
+        forbidden_value(
+            f"spec.schedulingGates[{number}].name",
+            f"only deletion is allowed, but found new scheduling gate '{gate.get('name', '')}'",
+        )
+        for number, gate in enumerate(new["spec"].get("schedulingGates") or ())
+        if gate.get("name") not in before
+    ]
+
+
 def change_errors(new: Object, old: Object) -> list[FieldError]:
     """What of a pod's specification may not be changed."""
+    return [*_new_gate_errors(new, old), *_fixed_errors(new, old)]
+
+
+def _fixed_errors(new: Object, old: Object) -> list[FieldError]:
     if _fixed(new["spec"]) == _fixed(old["spec"]):
         return []
     lines = "\n".join(_changes(_fixed(old["spec"]), _fixed(new["spec"]), ""))

@@ -5,16 +5,24 @@ The real server decodes into full types; here only the fields that later code re
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 
+from shoal.embedded.definitions import unknown_fields
 from shoal.embedded.errors import ApiStatus, bad_request
+from shoal.embedded.fields import strict
+from shoal.embedded.fields.table import struct_of, structs
 from shoal.embedded.kinds import Kind
+from shoal.embedded.patch.json_values import type_name
 from shoal.model.errors import QuantityError
 from shoal.model.quantity import stored
 
+#: The struct of what all objects have.
+METADATA: Final = "meta.ObjectMeta"
 _QUANTITY_TEXT: Final = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
 _GO_TYPES: Final = {"str": "string", "int": "number", "float": "number", "bool": "bool", "array": "array"}
 _MAPS: Final = ("data", "stringData", "metadata.labels", "metadata.annotations")
@@ -79,7 +87,12 @@ class _Container(_Struct):
     volume_mounts: list[_Mount] | None = None
 
 
+class _Gate(_Struct):
+    name: _Text = None
+
+
 class _PodSpec(_Struct):
+    scheduling_gates: list[_Gate] | None = None
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
     volumes: list[_Volume] | None = None
@@ -189,6 +202,55 @@ class _Budget(_Base):
     spec: _BudgetSpec | None = None  # type: ignore[assignment]
 
 
+class _Rule(_Struct):
+    api_groups: list[str] | None = None
+    api_versions: list[str] | None = None
+    resources: list[str] | None = None
+    operations: list[str] | None = None
+    resource_names: list[str] | None = None
+    scope: _Text = None
+
+
+class _Match(_Struct):
+    resource_rules: list[_Rule] | None = None
+    exclude_resource_rules: list[_Rule] | None = None
+    namespace_selector: _Selector | None = None
+    object_selector: _Selector | None = None
+
+
+class _Expression(_Struct):
+    name: _Text = None
+    expression: _Text = None
+
+
+class _Mutation(_Struct):
+    patch_type: _Text = None
+    json_patch: _Expression | None = None
+    apply_configuration: _Expression | None = None
+
+
+class _MutatingSpec(_Struct):
+    match_constraints: _Match | None = None
+    match_conditions: list[_Expression] | None = None
+    variables: list[_Expression] | None = None
+    mutations: list[_Mutation] | None = None
+    failure_policy: _Text = None
+    reinvocation_policy: _Text = None
+
+
+class _MutatingPolicy(_Base):
+    spec: _MutatingSpec | None = None  # type: ignore[assignment]
+
+
+class _MutatingBindingSpec(_Struct):
+    policy_name: _Text = None
+    match_resources: _Match | None = None
+
+
+class _MutatingBinding(_Base):
+    spec: _MutatingBindingSpec | None = None  # type: ignore[assignment]
+
+
 class _Data(_Base):
     data: _Texts = None
     binary_data: _Texts = None
@@ -204,6 +266,8 @@ _SHAPES: Final[dict[str, type[_Base]]] = {
     "Event": _Event,
     "Lease": _Lease,
     "PodDisruptionBudget": _Budget,
+    "MutatingAdmissionPolicy": _MutatingPolicy,
+    "MutatingAdmissionPolicyBinding": _MutatingBinding,
     **dict.fromkeys(("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job"), _Workload),
 }
 
@@ -215,6 +279,55 @@ def check_shape(obj: dict[str, Any], kind: Kind) -> None:
         msgspec.convert(obj, shape)
     except msgspec.ValidationError as error:
         raise _refusal(kind, _go_words(str(error), kind)) from error
+
+
+def field_faults(obj: dict[str, Any], document: Any, kind: Kind) -> Iterator[str]:
+    """Fields that the kind does not have, and fields that are there twice."""
+    if not kind.custom:
+        yield from strict.faults(document, struct_of(kind.group, kind.kind))
+        return
+    yield from strict.faults(document, None)
+    yield from strict.faults(obj.get("metadata"), structs()[METADATA], "metadata")
+    yield from (f'unknown field "{path}"' for path in unknown_fields(obj, kind.schema))
+
+
+def check_decoded(obj: dict[str, Any], before: dict[str, Any], kind: Kind) -> None:
+    """Refuse what a patch made of an object, if a decoder that takes no unknown fields would."""
+    for name in ("apiVersion", "kind"):
+        if obj.get(name) != before.get(name):
+            raise _refusal(kind, f"{name} may not be changed to {obj.get(name)!r}")
+    if not isinstance(obj.get("metadata"), dict):
+        raise _refusal(kind, f"json: cannot unmarshal {type_name(obj.get('metadata'))} into metadata")
+    struct = None if kind.custom else struct_of(kind.group, kind.kind)
+    for wrong in strict.wrong_types(obj, struct) if struct is not None else ():
+        raise _refusal(kind, _go_mismatch(wrong))
+    check_shape(obj, kind)
+    faults = list(field_faults(obj, obj, kind))
+    if faults:
+        raise _refusal(kind, f"strict decoding error: {', '.join(faults)}")
+
+
+def _go_mismatch(wrong: strict.WrongType) -> str:
+    """`json: cannot unmarshal string into Go struct field PodSpec.spec.priority of type int32` and its like."""
+    field = wrong.field
+    path = re.sub(r"\[\d+\]", "", wrong.path)
+    of = _GO_FIELDS.get(field.of) or f"v1.{field.of.rpartition('.')[2]}"
+    shape = field.shape.replace("{}", "map[string]") if wrong.wanted in ("list", "map") else ""
+    if field.of == "quantity" and not shape:
+        return _QUANTITY_TEXT
+    owner = wrong.struct.rpartition(".")[2]
+    return f"json: cannot unmarshal {type_name(wrong.value)} into Go struct field {owner}.{path} of type {shape}{of}"
+
+
+#: The types of Go behind the table's; how wide a number is, the table does not tell.
+_GO_FIELDS: Final = {
+    **dict.fromkeys(("str", "time", "microtime"), "string"),
+    "int": "int32",
+    "num": "float64",
+    "bool": "bool",
+    "bytes": "[]uint8",
+    "intstr": "intstr.IntOrString",
+}
 
 
 #: The same few amounts come again with every pod. By type too: 1 and true are equal.

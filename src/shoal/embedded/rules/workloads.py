@@ -110,7 +110,8 @@ def _default_daemon_set(obj: Object, spec: Object) -> None:
 
 def _default_job(obj: Object, spec: Object) -> None:
     uid, name = obj["metadata"].get("uid", ""), obj["metadata"].get("name", "")
-    if not spec.get("manualSelector"):
+    # Before a Job is stored it has no identity to select by; policies see it like that.
+    if uid and not spec.get("manualSelector"):
         labels = {
             "batch.kubernetes.io/controller-uid": uid,
             "batch.kubernetes.io/job-name": name,

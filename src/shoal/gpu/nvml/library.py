@@ -20,6 +20,13 @@ from shoal.gpu.errors import GpuError, LostCardError, NoDriverError, NoPermissio
 log = logging.getLogger(__name__)
 
 LIBRARY: Final = "libnvidia-ml.so.1"
+#: Where drivers put their libraries, under the root of a system.
+FOLDERS: Final = (
+    *(f"usr/lib/{machine}-linux-gnu{more}" for machine in ("x86_64", "aarch64") for more in ("", "/nvidia/current")),
+    *("usr/lib64", "usr/lib", "usr/lib64/nvidia"),
+    *("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "lib"),
+    *("usr/local/nvidia/lib64", "lib64/nvidia"),
+)
 
 _NO_DRIVER: Final = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: f"{LIBRARY} is not on this machine: install NVIDIA's driver, or mount it here",
@@ -56,6 +63,12 @@ def load(path: Path | None) -> None:
     except GpuError:
         _forget()
         raise
+
+
+def find(root: Path) -> Path | None:
+    """The library of a system whose root is here. Its links are followed as this process sees them."""
+    paths = (root / folder / LIBRARY for folder in FOLDERS)
+    return next((path.resolve() for path in paths if path.is_file()), None)
 
 
 def unload() -> None:

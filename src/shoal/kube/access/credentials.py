@@ -126,7 +126,7 @@ class StoredCredential:
     async def current(self) -> Credential:
         """What the files hold."""
         token = self._token.read().decode("utf-8", "replace").strip() if self._token else ""
-        if not token.isascii() or any(not letter.isprintable() for letter in token):
+        if not token.isascii() or not token.isprintable():
             raise ConfigError(f"the token of {self._token!r} is not plain text: store the token alone")
         pair = KeyPair(self._certificate.read(), self._key.read()) if self._certificate and self._key else None
         return Credential(token, pair)
@@ -137,6 +137,43 @@ class StoredCredential:
             if content:
                 content.expire()
         return await self.current()
+
+
+class ReplaceableContent:
+    """Bytes that come from another place when told so."""
+
+    def __init__(self, content: Content) -> None:
+        self.content = content
+
+    def __repr__(self) -> str:
+        return f"ReplaceableContent({self.content!r})"
+
+    def read(self) -> bytes:
+        """The present bytes."""
+        return self.content.read()
+
+    def expire(self) -> None:
+        """Have the next `read` look again."""
+        self.content.expire()
+
+
+class ReplaceableCredential:
+    """A source of credentials that is replaced under whoever uses it: its next request goes by the new one."""
+
+    def __init__(self, source: CredentialSource) -> None:
+        self.source = source
+
+    def __repr__(self) -> str:
+        return f"ReplaceableCredential({self.source!r})"
+
+    async def current(self) -> Credential:
+        """The credential to use now."""
+        return await self.source.current()
+
+    async def refresh(self, refused: Credential) -> Credential:
+        """The new source's credential if it was replaced meanwhile, else another try of the one there is."""
+        current = await self.source.current()
+        return current if current != refused else await self.source.refresh(refused)
 
 
 @dataclass(frozen=True, slots=True)

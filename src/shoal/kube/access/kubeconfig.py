@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -58,6 +59,9 @@ def in_cluster(environ: Mapping[str, str], folder: Path = FOLDER) -> Access:
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MAX_BYTES: Final = 16 << 20
+#: What a Secret holds at most.
+_MAX_CLOSED_BYTES: Final = 1 << 20
+_DEEPEST: Final = 100
 T = TypeVar("T")
 
 
@@ -136,6 +140,16 @@ class _Merged:
     contexts: dict[str, _Context] = field(default_factory=dict)
     current: str = ""
 
+    def add(self, file: _File, folder: Path) -> None:
+        """Take in what no file before has named."""
+        for cluster in file.clusters or ():
+            self.clusters.setdefault(cluster.name, (cluster.cluster or _Cluster(), folder))
+        for user in file.users or ():
+            self.users.setdefault(user.name, (user.user or _User(), folder))
+        for context in file.contexts or ():
+            self.contexts.setdefault(context.name, context.context or _Context())
+        self.current = self.current or file.current_context or ""
+
 
 def kubeconfig_paths(environ: Mapping[str, str], home: Path) -> list[Path]:
     """The files that count when none is named: those of $KUBECONFIG, or ~/.kube/config."""
@@ -157,6 +171,11 @@ def load_kubeconfig(
     if not chosen:
         raise ConfigError(f"no current-context in {_shown(paths)}: {_choices('context', merged.contexts)}")
     entry = _named("context", chosen, merged.contexts)
+    return _access(entry, merged, environ=environ, terminal=terminal)
+
+
+def _access(entry: _Context, merged: _Merged, *, environ: Mapping[str, str], terminal: bool) -> Access:
+    """Access as a context says."""
     cluster, cluster_folder = _named("cluster", entry.cluster or "", merged.clusters)
     user, user_folder = _named("user", entry.user, merged.users) if entry.user else (_User(), Path())
     server = _server(cluster, entry.cluster or "")
@@ -193,14 +212,7 @@ def _merge(paths: Sequence[Path], *, explicit: bool) -> _Merged:
                 raise ConfigError(f"kubeconfig {path} is not there: correct the path") from error
             continue
         read += 1
-        folder = path.absolute().parent
-        for cluster in file.clusters or ():
-            merged.clusters.setdefault(cluster.name, (cluster.cluster or _Cluster(), folder))
-        for user in file.users or ():
-            merged.users.setdefault(user.name, (user.user or _User(), folder))
-        for context in file.contexts or ():
-            merged.contexts.setdefault(context.name, context.context or _Context())
-        merged.current = merged.current or file.current_context or ""
+        merged.add(file, path.absolute().parent)
     if not read:
         raise ConfigError(f"no kubeconfig: {_shown(paths)} is not there: set KUBECONFIG, or log in to a cluster")
     return merged
@@ -216,17 +228,33 @@ def _read(path: Path) -> _File:
         raise ConfigError(f"kubeconfig {path} cannot be read: {error.strerror}: correct path or mode") from error
     if len(content) > _MAX_BYTES:
         raise ConfigError(f"{path} is too large for a kubeconfig: correct the path")
+    return _parsed(content, what=f"kubeconfig {path}")
+
+
+def _parsed(content: bytes, *, what: str, aliases: bool = True) -> _File:
     try:
+        _check_shape(content, what=what, aliases=aliases)
         parsed = yaml.load(content, Loader=_LOADER)  # a safe loader, chosen above
         return _File() if parsed is None else msgspec.convert(parsed, _File)
     except yaml.MarkedYAMLError as error:
         # Its own text repeats the line, which may hold a token.
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise ConfigError(f"kubeconfig {path} is no YAML, see line {line}: correct it") from None
+        raise ConfigError(f"{what} is no YAML, see line {line}: correct it") from None
     except msgspec.ValidationError as error:
-        raise ConfigError(f"kubeconfig {path} has the wrong form: {error}: correct it") from error
+        raise ConfigError(f"{what} has the wrong form: {error}: correct it") from error
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise ConfigError(f"kubeconfig {path} is no YAML: correct it") from None
+        raise ConfigError(f"{what} is no YAML: correct it") from None
+
+
+def _check_shape(content: bytes, *, what: str, aliases: bool) -> None:
+    """Refuse what would end the process: the loader is recursive, and few aliases stand for more than memory holds."""
+    depth = 0
+    for event in yaml.parse(content, Loader=_LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ConfigError(f"{what} is nested deeper than {_DEEPEST}: correct it")
+        if not aliases and isinstance(event, yaml.AliasEvent):
+            raise ConfigError(f"{what} holds YAML aliases: write it without")
 
 
 def _named(kind: str, name: str, entries: Mapping[str, T]) -> T:
@@ -328,6 +356,123 @@ def _impersonation(user: _User) -> tuple[tuple[str, str], ...]:
     if any(not text.isprintable() for header in headers for text in header):
         raise ConfigError("the names to act as hold control characters: correct them")
     return tuple(headers)
+
+
+# Every context, each with the credentials it names itself: for whoever uses many clusters at once.
+
+
+@dataclass(frozen=True, slots=True)
+class ContextEntry:
+    """A context of a file. Without access there is a problem: the cause and the fix."""
+
+    path: Path
+    context: str
+    #: As the file calls it; kubeadm calls every cluster `kubernetes`.
+    cluster: str
+    access: Access | None
+    problem: str = ""
+    #: Changes with whatever the entries say.
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextListing:
+    """All contexts, and by path the files that cannot be used, with cause and fix."""
+
+    entries: tuple[ContextEntry, ...]
+    problems: Mapping[str, str]
+
+
+def load_contexts(paths: Sequence[Path], *, environ: Mapping[str, str]) -> ContextListing:
+    """Every context of every file, a file's current one first.
+
+    What a context names is looked for in its own file, and in the others only if it is not there: two files that use
+    the same names do not mix. What cannot be read is told and left out.
+    """
+    entries: list[ContextEntry] = []
+    problems: dict[str, str] = {}
+    files: list[tuple[Path, _File]] = []
+    merged = _Merged()
+    for path in paths:
+        try:
+            # A pipe would never end.
+            file = _read(path) if path.is_file() or not path.exists() else _no_file(path)
+            files.append((path, file))
+            merged.add(file, path.absolute().parent)
+        except FileNotFoundError:
+            problems[str(path)] = f"kubeconfig {path} is not there: create it, or correct the path"
+        except OSError as error:
+            problems[str(path)] = f"kubeconfig {path} cannot be read: {error.strerror}: correct path or mode"
+        except ConfigError as error:
+            problems[str(path)] = str(error)
+    for path, file in files:
+        if not file.contexts:
+            problems[str(path)] = f"kubeconfig {path} has no contexts: add one, or move the file elsewhere"
+        entries += _contexts(path, file, merged, environ)
+    return ContextListing(tuple(entries), problems)
+
+
+def _no_file(path: Path) -> _File:
+    raise ConfigError(f"kubeconfig {path} is no regular file: name a file")
+
+
+def _contexts(path: Path, file: _File, merged: _Merged, environ: Mapping[str, str]) -> Iterator[ContextEntry]:
+    own = _Merged()
+    folder = path.absolute().parent
+    own.add(file, folder)
+    known = _Merged({**merged.clusters, **own.clusters}, {**merged.users, **own.users}, own.contexts)
+    for name, context in sorted(own.contexts.items(), key=lambda item: item[0] != own.current):
+        cluster = context.cluster or ""
+        try:
+            access = _access(context, known, environ=environ, terminal=False)
+            yield ContextEntry(path, name, cluster, access, digest=_digest(context, known))
+        except ConfigError as error:
+            yield ContextEntry(path, name, cluster, None, f"context {name!r} of {path}: {error}")
+
+
+def _digest(context: _Context, merged: _Merged) -> str:
+    cluster, user = merged.clusters.get(context.cluster or ""), merged.users.get(context.user or "")
+    said = msgspec.json.encode((context, *(part and (part[0], str(part[1])) for part in (cluster, user))))
+    return hashlib.sha256(said).hexdigest()
+
+
+def closed_access(content: bytes, *, what: str, environ: Mapping[str, str]) -> Access:
+    """Access by a kubeconfig that others wrote: it starts no program, opens no file and trusts no unknown server.
+
+    It holds one context, or names its current one.
+    """
+    if len(content) > _MAX_CLOSED_BYTES:
+        raise ConfigError(f"{what} has {len(content)} bytes: a kubeconfig has at most {_MAX_CLOSED_BYTES}")
+    merged = _Merged()
+    merged.add(_parsed(content, what=what, aliases=False), Path("/nonexistent"))
+    chosen = merged.current or (next(iter(merged.contexts)) if len(merged.contexts) == 1 else "")
+    if not chosen:
+        raise ConfigError(f"no current-context in {what}: {_choices('context', merged.contexts)}")
+    try:
+        entry = _named("context", chosen, merged.contexts)
+        cluster, _ = _named("cluster", entry.cluster or "", merged.clusters)
+        user, _ = _named("user", entry.user, merged.users) if entry.user else (_User(), Path())
+        _check_closed(cluster, user)
+        return _access(entry, merged, environ=environ, terminal=False)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from error
+
+
+def _check_closed(cluster: _Cluster, user: _User) -> None:
+    if user.exec is not None:
+        raise ConfigError("users[].user.exec names a program, which is not run: store a token or a certificate")
+    for value, key, instead in (
+        (user.token_file, "tokenFile", "token"),
+        (user.client_certificate, "client-certificate", "client-certificate-data"),
+        (user.client_key, "client-key", "client-key-data"),
+        (cluster.certificate_authority, "certificate-authority", "certificate-authority-data"),
+    ):
+        if value:
+            raise ConfigError(f"{key} names a file, which is not read: write its content into {instead}")
+    if cluster.insecure_skip_tls_verify:
+        raise ConfigError("insecure-skip-tls-verify is set: remove it, and give certificate-authority-data")
+    if not (cluster.server or "").startswith("https://"):
+        raise ConfigError("the server's address is not https://: give the one that is")
 
 
 # The choice between a kubeconfig and the pod's own service account.

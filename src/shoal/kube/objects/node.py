@@ -43,6 +43,8 @@ class NodeAddress(Base, frozen=True, kw_only=True):
 class NodeInfo(Base, frozen=True, kw_only=True):
     """What runs on the node."""
 
+    boot_id: str = msgspec.field(default="", name="bootID")
+    os_image: str = ""
     kubelet_version: str = ""
     container_runtime_version: str = ""
 

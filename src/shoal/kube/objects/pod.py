@@ -12,11 +12,19 @@ from shoal.kube.objects.meta import Base, Object, ObjectMeta, ObjectReference
 Quantities = dict[str, str | int | float]
 
 
+class ContainerClaim(Base, frozen=True, kw_only=True):
+    """A claim of the pod that the container uses, or one request of it."""
+
+    name: str = ""
+    request: str = ""
+
+
 class Resources(Base, frozen=True, kw_only=True):
-    """Amounts of a container or a pod."""
+    """Amounts of a container or a pod, and the claims of a container."""
 
     limits: Quantities = msgspec.field(default_factory=dict)
     requests: Quantities = msgspec.field(default_factory=dict)
+    claims: tuple[ContainerClaim, ...] = ()
 
 
 class ContainerPort(Base, frozen=True, kw_only=True):
@@ -65,10 +73,25 @@ class EphemeralVolume(Base, frozen=True, kw_only=True):
     """A claim that comes and goes with the pod, named after pod and volume. What it asks for is in the claim."""
 
 
-class Volume(Base, frozen=True, kw_only=True):
-    """A volume of a pod; all sources but claims are left out."""
+class EmptyDirVolume(Base, frozen=True, kw_only=True):
+    """A folder of the node that goes with the pod; medium `Memory` is none on its disk."""
+
+    medium: str = ""
+
+
+class PodResourceClaim(Base, frozen=True, kw_only=True):
+    """A claim of devices (dynamic resource allocation), by its own name or by that of a template."""
 
     name: str = ""
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
+class Volume(Base, frozen=True, kw_only=True):
+    """A volume of a pod; all sources but claims and the pod's own folders are left out."""
+
+    name: str = ""
+    empty_dir: EmptyDirVolume | None = None
     persistent_volume_claim: ClaimVolume | None = None
     ephemeral: EphemeralVolume | None = None
 
@@ -94,6 +117,7 @@ class PodSpec(Base, frozen=True, kw_only=True):
     tolerations: tuple[Toleration, ...] = ()
     scheduling_gates: tuple[SchedulingGate, ...] = ()
     volumes: tuple[Volume, ...] = ()
+    resource_claims: tuple[PodResourceClaim, ...] = ()
 
 
 class PodCondition(Base, frozen=True, kw_only=True):
@@ -142,7 +166,31 @@ class ContainerStatus(Base, frozen=True, kw_only=True):
     ready: bool = False
     started: bool | None = None
     container_id: str = msgspec.field(default="", name="containerID")
+    restart_count: int = 0
     state: ContainerState | None = None
+    last_state: ContainerState | None = None
+
+
+class PodResourceClaimStatus(Base, frozen=True, kw_only=True):
+    """The claim that was made of a template for the pod; without a name none was needed."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
+class ContainerExtendedResourceRequest(Base, frozen=True, kw_only=True):
+    """By which request of a claim a container gets an extended resource."""
+
+    container_name: str = ""
+    resource_name: str = ""
+    request_name: str = ""
+
+
+class PodExtendedResourceClaimStatus(Base, frozen=True, kw_only=True):
+    """The claim that was made of the pod's extended resources."""
+
+    resource_claim_name: str = ""
+    request_mappings: tuple[ContainerExtendedResourceRequest, ...] = ()
 
 
 class PodStatus(Base, frozen=True, kw_only=True):
@@ -156,6 +204,8 @@ class PodStatus(Base, frozen=True, kw_only=True):
     conditions: tuple[PodCondition, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
+    resource_claim_statuses: tuple[PodResourceClaimStatus, ...] = ()
+    extended_resource_claim_status: PodExtendedResourceClaimStatus | None = None
 
 
 class Pod(Object, frozen=True, kw_only=True):

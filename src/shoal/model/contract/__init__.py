@@ -5,6 +5,7 @@
 - `nvidia`: `nvidia.com/gpu`, node labels, CUDA and container-runtime environment, kubelet's sockets.
 - `groups`: pods that are placed together, by the labels in use.
 - `kubernetes`: labels, taints and annotations of Kubernetes itself that scheduling reads or writes.
+- `dra`: shares as claims (dynamic resource allocation): the driver, its devices, their capacity.
 - `shoal`: Shoal's own, under `shoal.dev/`.
 - `text`: how a value is read from an annotation, with its bounds; no names.
 

@@ -20,6 +20,9 @@ ANNOTATION_FACTS: Final = "shoal.dev/node-facts"
 #: The ServiceAccount of the leader, its Deployment and Lease; the workers have their own account.
 NAME_LEADER: Final = "shoal-discovery"
 NAME_WORKER: Final = "shoal-discovery-worker"
+#: The workers' DaemonSets: on nodes without a known card, and on those with one.
+NAME_WORKERS_BUS: Final = "shoal-discovery-bus"
+NAME_WORKERS_CARDS: Final = "shoal-discovery-cards"
 #: Whose labels are the leader's, in the words of server-side apply.
 MANAGER_LABELS: Final = "shoal-discovery"
 #: Keeps on removal what NFD lists as its own although Shoal wrote it first.
@@ -77,9 +80,9 @@ class CardFacts(_Struct, frozen=True, kw_only=True):
     #: MIG mode is on; None: the card knows no MIG.
     mig: bool | None = None
     #: Class on the bus; empty: not known.
-    pci: _PciClass | Literal[""] = ""
+    pci: _PciClass = ""
     #: UUID of the fabric, a point, and the clique; empty: on none.
-    fabric: _Fabric | Literal[""] = ""
+    fabric: _Fabric = ""
     partitions: Annotated[tuple[PartitionFacts, ...], msgspec.Meta(max_length=MAX_PROFILES)] = ()
 
 
@@ -95,8 +98,8 @@ class SharingFacts(_Struct, frozen=True, kw_only=True):
 class VgpuFacts(_Struct, frozen=True, kw_only=True):
     """A virtual GPU, and the driver of the machine that lends it."""
 
-    host_version: _HostDriver | Literal[""] = ""
-    host_branch: _HostDriver | Literal[""] = ""
+    host_version: _HostDriver = ""
+    host_branch: _HostDriver = ""
 
 
 class GpuFacts(_Struct, frozen=True, kw_only=True):

@@ -30,7 +30,8 @@ LABEL_NEW_GROUP: Final = "scheduling.x-k8s.io/pod-group"
 _GROUPS: Final = (LABEL_GROUP, LABEL_LIGHT_GROUP, LABEL_NEW_GROUP, LABEL_OLD_GROUP)
 _MINIMA: Final = (NAME_MINIMUM, NAME_LIGHT_MINIMUM)
 
-_NAMES: Final = frozenset((*_GROUPS, *_MINIMA))
+#: All names by which a pod tells of its group, among labels and annotations.
+GROUP_NAMES: Final = frozenset((*_GROUPS, *_MINIMA))
 
 MAX_MINIMUM: Final = 10_000
 DEFAULT_TIMEOUT_SECONDS: Final = 60
@@ -51,7 +52,7 @@ class PodGroup:
 
 def decode_group(labels: Mapping[str, object], annotations: Mapping[str, object]) -> PodGroup | None:
     """The group a pod belongs to; None when it names none."""
-    if _NAMES.isdisjoint(labels) and _NAMES.isdisjoint(annotations):
+    if GROUP_NAMES.isdisjoint(labels) and GROUP_NAMES.isdisjoint(annotations):
         return None
     names = {label: name for label in _GROUPS if (name := (text.value_of(labels, label) or "").strip())}
     minima = {name: value for name in _MINIMA if (value := _either(name, labels, annotations))}

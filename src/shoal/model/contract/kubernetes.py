@@ -14,6 +14,8 @@ LABEL_OLD_REGION: Final = "failure-domain.beta.kubernetes.io/region"
 LABEL_SERVICE: Final = "kubernetes.io/service-name"
 #: What a workload is, on it and on its pods.
 LABEL_APP: Final = "app.kubernetes.io/name"
+#: What a manifest belongs to.
+LABEL_PART_OF: Final = "app.kubernetes.io/part-of"
 
 #: Where every kubelet renews a Lease, named as its node.
 NODE_LEASES: Final = "kube-node-lease"
@@ -23,6 +25,14 @@ DEFAULT_SCHEDULER: Final = "default-scheduler"
 
 #: The phases of a pod whose containers have ended and do not start again.
 FINISHED_PHASES: Final = ("Succeeded", "Failed")
+
+#: On every pod of a Job: the Job, and which of its completions the pod is for.
+LABEL_JOB: Final = "batch.kubernetes.io/job-name"
+ANNOTATION_COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
+#: What kubectl keeps of the manifest that it applied.
+ANNOTATION_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+#: The volume with a token that the API server adds to every pod, and a part of its own name.
+VOLUME_TOKEN_PREFIX: Final = "kube-api-access-"
 
 #: On a node that is cordoned; tolerating it is tolerating the cordon.
 TAINT_UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
@@ -46,3 +56,5 @@ RESOURCE_PODS: Final = "pods"
 PREFIX_HUGE_PAGES: Final = "hugepages-"
 PREFIX_ATTACHABLE: Final = "attachable-volumes-"
 PREFIX_QUOTA: Final = "requests."
+#: On the pods of a DaemonSet or StatefulSet, and on its ControllerRevisions: which of them a pod was made from.
+LABEL_REVISION: Final = "controller-revision-hash"

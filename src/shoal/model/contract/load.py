@@ -20,7 +20,7 @@ from shoal.model.errors import CodecError, shown
 NAMESPACE: Final = "shoal-load"
 #: On such a Lease: the digest.
 ANNOTATION_LOAD: Final = "shoal.dev/load"
-#: The collector's ServiceAccount, in kube-system, and its DaemonSet.
+#: The collector's ServiceAccount, DaemonSet and ClusterRoleBinding.
 NAME_COLLECTOR: Final = "shoal-metrics"
 #: The admission policy that keeps a collector to its node's Lease.
 POLICY_LOAD: Final = "shoal-metrics-own-lease"

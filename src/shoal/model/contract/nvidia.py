@@ -7,7 +7,7 @@ cards only: `nvidia.com/mig-*` and `nvidia.com/gpu.shared` are counted by kubele
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, Literal
 
 from shoal.model.contract import text
 from shoal.model.errors import CodecError, shown
@@ -67,6 +67,10 @@ MIG_CONFIG_DEFAULT: Final = "all-disabled"
 LABEL_UPGRADE_STATE: Final = "nvidia.com/gpu-driver-upgrade-state"
 LABEL_UPGRADE_SKIP: Final = "nvidia.com/gpu-driver-upgrade.skip"
 LABEL_UPGRADE_DRAIN_SKIP: Final = "nvidia.com/gpu-driver-upgrade-drain.skip"
+#: On nodes whose upgrades an operator does: with "true" NVIDIA's driver manager leaves eviction and cordon to it.
+ANNOTATION_UPGRADE_ENABLED: Final = "nvidia.com/gpu-driver-upgrade-enabled"
+#: On nodes that were cordoned before their upgrade and stay so after it.
+ANNOTATION_UPGRADE_INITIAL: Final = "nvidia.com/gpu-driver-upgrade.node-initial-state.unschedulable"
 ANNOTATION_LAST_APPLIED_HASH: Final = "nvidia.com/last-applied-hash"
 OPERATOR_LEASE: Final = "53822513.nvidia.com"
 CLUSTER_POLICY: Final = "cluster-policy"
@@ -122,6 +126,7 @@ PRODUCT_MIG_SUFFIX: Final = "-MIG-"
 PRODUCT_MIG_INVALID: Final = "INVALID"
 
 # Strategies
+MigStrategy = Literal["none", "single", "mixed"]
 MIG_STRATEGIES: Final = ("none", "single", "mixed")
 SHARING_STRATEGIES: Final = ("none", "time-slicing", "mps")
 DEVICE_LIST_STRATEGIES: Final = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
@@ -136,6 +141,8 @@ ENV_MEMORY_REQUEST: Final = "NVIDIA_GPU_MEMORY_REQUEST"
 ENV_MEMORY_LIMIT: Final = "NVIDIA_GPU_MEMORY_LIMIT"
 ENV_MPS_PIPE_DIRECTORY: Final = "CUDA_MPS_PIPE_DIRECTORY"
 ENV_MPS_LOG_DIRECTORY: Final = "CUDA_MPS_LOG_DIRECTORY"
+#: Where deploy/agent-mps and the agent have the MPS daemon write its logs.
+MPS_LOG_DIRECTORY: Final = "/var/log/nvidia-mps"
 #: Overrules the flag `-p` of the MPS control program.
 ENV_MPS_PROTOCOL: Final = "CUDA_MPS_PROTOCOL_VERSION"
 ENV_MPS_MEMORY_LIMIT: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
@@ -149,6 +156,7 @@ HOOK_MEMORY_LIMITS: Final = "apply-cuda-memory-limits"
 
 # Environment of the components
 ENV_DEVICE_LIST_STRATEGY: Final = "DEVICE_LIST_STRATEGY"
+ENV_MIG_STRATEGY: Final = "MIG_STRATEGY"
 ENV_DISABLE_HEALTH_CHECKS: Final = "DP_DISABLE_HEALTHCHECKS"
 ENV_ENABLE_HEALTH_CHECKS: Final = "DP_ENABLE_HEALTHCHECKS"
 ENV_EXPORTER_RESOURCE_NAMES: Final = "NVIDIA_RESOURCE_NAMES"

@@ -104,8 +104,16 @@ class NvidiaConfig:
         return next((one for one in self.sharing if one.served_as == name), None)
 
 
-def parse(text: str, *, where: str = "the configuration of the device plugin") -> NvidiaConfig:
-    """The configuration in a file's text. `where` begins the message of a PluginConfigError."""
+def parse(
+    text: str,
+    *,
+    where: str = "the configuration of the device plugin",
+    mig_strategy: str = nvidia.MIG_STRATEGIES[0],
+) -> NvidiaConfig:
+    """The configuration in a file's text. `where` begins the message of a PluginConfigError.
+
+    `mig_strategy` holds where the text says nothing of it and shares nothing by MPS, which serves no partitions.
+    """
     if len(text) > MAX_BYTES:
         raise PluginConfigError(f"{where} has more than {MAX_BYTES} characters: is it the right file?")
     try:
@@ -127,9 +135,11 @@ def parse(text: str, *, where: str = "the configuration of the device plugin") -
     plugin = flags.plugin or _Plugin()
     _check_strategies(plugin.device_list_strategy, where, warnings)
     none = nvidia.MIG_STRATEGIES[0]
-    mig = _one_of(flags.mig_strategy or none, nvidia.MIG_STRATEGIES, f"{where}: migStrategy")
     sharing = _sharing(file.sharing or _Sharing(), where, warnings)
-    if mig != none and any(one.by_mps for one in sharing):
+    by_mps = any(one.by_mps for one in sharing)
+    otherwise = none if by_mps else mig_strategy
+    mig = _one_of(flags.mig_strategy or otherwise, nvidia.MIG_STRATEGIES, f"{where}: migStrategy")
+    if mig != none and by_mps:
         raise PluginConfigError(f"{where}: MPS serves no MIG partitions: write timeSlicing, or migStrategy: {none}")
     spread, packed = nvidia.ALLOCATION_POLICIES
     policy = plugin.shared_devices_allocation_policy or spread

@@ -51,6 +51,10 @@ ADMISSION_IGNORE: Final = "ignore"
 # Workloads on a cluster: their names, which are also those of their roles, and of the scheduler's Lease
 NAME_SCHEDULER: Final = "shoal-scheduler"
 NAME_AGENT: Final = "shoal-agent"
+#: On all manifests, as the value of `app.kubernetes.io/part-of`.
+PART_OF: Final = "shoal"
+#: The Secret of the extender's certificates, as deploy/scheduler names it.
+NAME_EXTENDER_SECRET: Final = "shoal-scheduler-tls"
 
 # Admission policies, each with a binding of the same name
 POLICY_PODS: Final = "shoal-gpu-requests"
@@ -152,6 +156,7 @@ class _Held(_Struct, frozen=True):
     version: _Version
     as_of: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = msgspec.field(name="asOf", default=0)
     pods: dict[_Name, Annotated[tuple[_Card, ...], msgspec.Meta(max_length=MAX_CARDS)]] = {}
+    claims: dict[_Name, Annotated[tuple[_Card, ...], msgspec.Meta(max_length=MAX_CARDS)]] = {}
 
 
 _ALLOCATION: Final = msgspec.json.Decoder(_Allocation)
@@ -214,14 +219,21 @@ def _card_share(card: _Card) -> CardShare:
 
 def encode_held(held: Held) -> str:
     """The value of `shoal.dev/held`."""
-    pods = {uid: tuple(map(_card, cards)) for uid, cards in held.pods.items()}
-    return text.to_json(_Held(version=VERSION, as_of=held.as_of, pods=pods), what=ANNOTATION_HELD, limit=MAX_LENGTH)
+    pods, claims = (
+        {uid: tuple(map(_card, cards)) for uid, cards in holders.items()} for holders in (held.pods, held.claims)
+    )
+    document = _Held(version=VERSION, as_of=held.as_of, pods=pods, claims=claims)
+    return text.to_json(document, what=ANNOTATION_HELD, limit=MAX_LENGTH)
 
 
 def decode_held(value: str) -> Held:
     """What `shoal.dev/held` tells."""
     document = text.from_json(value, _HELD, what=ANNOTATION_HELD, limit=MAX_LENGTH)
-    return Held({uid: tuple(map(_card_share, cards)) for uid, cards in document.pods.items()}, document.as_of)
+    pods, claims = (
+        {uid: tuple(map(_card_share, cards)) for uid, cards in holders.items()}
+        for holders in (document.pods, document.claims)
+    )
+    return Held(pods, document.as_of, claims)
 
 
 def encode_gpus(gpus: Iterable[Gpu]) -> str:

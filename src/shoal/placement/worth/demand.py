@@ -79,6 +79,11 @@ class DemandCounter:
         while self._refused and self._refused[0][0] < placed:
             self._forget(self._refused.popleft()[1])
 
+    @property
+    def waiting(self) -> int:
+        """Pods that are there and have no node."""
+        return len(self._counted) - len(self._placed_at)
+
     def _forget(self, pod_class: PodClass) -> None:
         left = self.counts[pod_class] - 1
         if left:

@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from shoal.kube.objects.pod import Pod
+from shoal.model.allocation import Allocation
 from shoal.model.bounded_cache import BoundedCache
 from shoal.model.contract import gpushare
 from shoal.model.errors import RequestError
@@ -29,11 +30,14 @@ from shoal.placement.engine import Engine
 from shoal.placement.errors import PolicyError
 from shoal.placement.filters import CardFit
 from shoal.placement.ledger import CardLedger, Ledger, NodeLedger
+from shoal.scheduler.claims.names import names_of
 from shoal.scheduler.diagnosis import node_refusal, other_refusals, shortage
 from shoal.scheduler.extender.holds import Holds
 from shoal.scheduler.extender.refused import RefusedPods
 from shoal.scheduler.extender.wire import ExtenderArgs, Filtered
+from shoal.scheduler.holds import fits_but_for
 from shoal.scheduler.metrics import Metrics
+from shoal.scheduler.offer.holds import OfferHolds
 from shoal.scheduler.state.cluster_state import ClusterState
 
 #: Classes, and sets of cards of each, that are remembered.
@@ -52,6 +56,7 @@ MAX_DETAIL: Final = 300
 UNKNOWN_NODE: Final = "The node is not known to the GPU scheduler yet"
 BESIDE_CARDS: Final = "Insufficient cpu or memory beside the GPUs"
 BAD_REQUEST: Final = "bad request"
+HELD: Final = "all cards that fit are held for some seconds for other pods: the pod is tried again"
 
 
 class EmptyNodes:
@@ -119,10 +124,18 @@ class FilterVerb:
     """Filters nodes for kube-scheduler by what the engine says of them."""
 
     def __init__(
-        self, state: ClusterState, holds: Holds, refused: RefusedPods, *, metrics: Metrics, offer: OfferRule
+        self,
+        state: ClusterState,
+        holds: Holds,
+        refused: RefusedPods,
+        *,
+        offer_holds: OfferHolds,
+        metrics: Metrics,
+        offer: OfferRule,
     ) -> None:
         self._state = state
         self._holds = holds
+        self._offer_holds = offer_holds
         self._refused = refused
         self._metrics = metrics
         self._offer = offer
@@ -141,17 +154,25 @@ class FilterVerb:
             if booked is not None:
                 return Filtered(error=f"the pod is being bound to {booked.node} already")
             rows = rows_of(self._state, names)
+            elsewhere = self._not_devices(pod, names)
+            rows[[place for place, name in enumerate(names) if name in elsewhere]] = (
+                self._state.engine.ledger.columns.rows
+            )
             among = self._among(rows)
-            best = self._best(pod, args, among) if self._offer.best_alone(pod, args) else None
+            best = self._held_for(pod, among)
+            if best is None and self._offer.best_alone(pod, args):
+                best = self._holds.place(pod, among=among)
             if best is not None:
-                return best
+                passed = [False] * len(names)
+                passed[names.index(best.node)] = True
+                return Filtered(passed)
             fits = self._fitting(request, rows)
         except (RequestError, PolicyError) as error:
             self._metrics.refusals.inc(BAD_REQUEST, by=len(names))
             return Filtered(unresolvable=dict.fromkeys(names, str(error)))
         count = int(np.count_nonzero(fits))
         if not count and self._waits_for_holds(request, among):
-            return Filtered(error="all cards that fit are held for pods that are being bound: the pod is tried again")
+            return Filtered(error=HELD)
         if not count:
             self._state.wait(pod)
             self._refused.add(pod, among)
@@ -161,16 +182,31 @@ class FilterVerb:
         if count == len(names):
             return Filtered(passed)
         refused = list(compress(names, (~fits).tolist())) if count else names
-        return Filtered(passed, *self._reasons(request, refused, rows[~fits], last=not count))
+        failed, unresolvable = self._reasons(request, refused, rows[~fits], last=not count)
+        if elsewhere:
+            failed = {name: reason for name, reason in failed.items() if name not in elsewhere}
+        return Filtered(passed, failed, {**unresolvable, **elsewhere})
 
-    def _best(self, pod: Pod, args: ExtenderArgs, among: BoolArray) -> Filtered | None:
-        """The answer with only the node that the engine takes, its cards held; None when the pod fits nowhere."""
-        held = self._holds.place(pod, among=among)
-        if held is None:
+    def _not_devices(self, pod: Pod, names: Sequence[str]) -> dict[str, str]:
+        """The nodes that do not serve the pod's names by devices, and why that rules them out: claims are made by the
+        standalone scheduler alone.
+        """
+        if not self._state.tables.nodes.mechanisms:
+            return {}
+        asked = names_of(pod)
+        return {
+            node: f"{node} serves {name} by claims, or is changing that: such pods need the gpu-scheduler"
+            for node in names
+            for name in asked & self._state.mechanisms(node).keys()
+        }
+
+    def _held_for(self, pod: Pod, among: BoolArray) -> Allocation | None:
+        """What an offer has held for the pod, which is a copy: held for its bind from now on."""
+        held = self._offer_holds.take(pod)
+        if held is None or not self._offer_holds.give(pod, held, among):
             return None
-        passed = [False] * len(args.names)
-        passed[args.names.index(held.node)] = True
-        return Filtered(passed)
+        self._holds.keep(pod, held)
+        return held
 
     def _among(self, rows: Rows) -> BoolArray:
         """The rows as a mask, without the row of unknown nodes."""
@@ -231,15 +267,7 @@ class FilterVerb:
         Such a refusal must not count: no pod may be preempted for it, and the end of a hold is no event that would make
         kube-scheduler try the pod again. After an error it tries the pod again by itself.
         """
-        ledger = self._state.engine.ledger
-        held_on: dict[str, set[str]] = {}
-        for uid in self._holds.uids():
-            booking = ledger.booking(uid)
-            row = None if booking is None else self._state.rows.get(booking.node)
-            if booking is not None and row is not None and among[row]:
-                held_on.setdefault(booking.node, set()).add(uid)
-        fits = self._state.engine.fits_without(request)
-        return any(fits(node, frozenset(uids)) for node, uids in held_on.items())
+        return fits_but_for(self._state, request, among, self._holds.uids() | self._offer_holds.keys())
 
 
 def rows_of(state: ClusterState, names: Sequence[str]) -> Rows:

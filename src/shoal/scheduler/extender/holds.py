@@ -3,18 +3,18 @@
 kube-scheduler binds in the background and scores the next pod meanwhile; the node it took shows only when the bind
 arrives. So the cards of the best node are booked when they are scored, under the pod's UID, and the bind uses exactly
 these. A hold ends with the bind, with the pod's next filter, with the pod, or after half a minute; until then
-the cards are not free for others. It is a booking like any other, so it can never give a card twice.
+the cards are not free for others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from shoal.kube.objects.pod import Pod
 from shoal.model.allocation import Allocation
 from shoal.placement.columns import BoolArray
+from shoal.scheduler.holds import Hold, HoldTable
 from shoal.scheduler.metrics import Metrics
 from shoal.scheduler.state.cluster_state import ClusterState
 
@@ -23,25 +23,16 @@ from shoal.scheduler.state.cluster_state import ClusterState
 HOLD_SECONDS: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """The decision on a pod that is not being bound yet."""
-
-    allocation: Allocation
-    until: float
-
-
 class Holds:
-    """All holds, the oldest first: all last equally long, so the first is the first to end."""
+    """The holds of pods that kube-scheduler is placing, by their UIDs."""
 
     def __init__(
         self, state: ClusterState, *, clock: Callable[[], float], metrics: Metrics, seconds: float = HOLD_SECONDS
     ) -> None:
         self._state = state
-        self._clock = clock
         self._metrics = metrics
         self._seconds = seconds
-        self._holds: dict[str, Hold] = {}
+        self._holds = HoldTable(clock)
 
     def __len__(self) -> int:
         return len(self._holds)
@@ -59,9 +50,13 @@ class Holds:
         self.release(pod.metadata.uid)
         allocation = self._state.place(pod, among=among, node=node)
         if allocation is not None:
-            self._holds[pod.metadata.uid] = Hold(allocation, self._clock() + self._seconds)
-            self._count("made")
+            self.keep(pod, allocation)
         return allocation
+
+    def keep(self, pod: Pod, allocation: Allocation) -> None:
+        """Hold what is booked for the pod."""
+        self._holds.put(pod.metadata.uid, allocation, self._seconds)
+        self._count("made")
 
     def take(self, uid: str, node: str) -> Allocation | None:
         """The decision to bind, which stays booked; None when nothing is held for the pod on this node."""
@@ -75,7 +70,7 @@ class Holds:
             # The watch has shown the pod bound or gone since.
             self._end(uid, "overtaken")
             return None
-        del self._holds[uid]
+        self._holds.pop(uid)
         self._count("bound")
         return hold.allocation
 
@@ -86,15 +81,11 @@ class Holds:
 
     def expire(self) -> None:
         """End the holds whose time is over; called before every verb and from time to time."""
-        now = self._clock()
-        while self._holds:
-            uid, hold = next(iter(self._holds.items()))
-            if hold.until > now:
-                return
+        for uid in self._holds.over():
             self._end(uid, "expired")
 
     def _end(self, uid: str, outcome: str) -> None:
-        del self._holds[uid]
+        self._holds.pop(uid)
         self._state.cancel(uid)
         self._count(outcome)
 

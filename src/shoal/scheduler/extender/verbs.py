@@ -14,6 +14,7 @@ from shoal.model.errors import RequestError
 from shoal.placement.columns import BoolArray, FloatArray
 from shoal.placement.errors import BookingError, PolicyError
 from shoal.scheduler.binder import Binder
+from shoal.scheduler.claims.names import names_of
 from shoal.scheduler.context import SchedulingContext
 from shoal.scheduler.diagnosis import node_refusal, shortage
 from shoal.scheduler.errors import UNKNOWN_POD, BindError, UnknownPodError, WireError
@@ -120,6 +121,8 @@ class BindVerb:
         try:
             pod = self._pod(args)
             if pod.spec.node_name != args.node:
+                if not_devices := names_of(pod) & self._state.mechanisms(args.node).keys():
+                    raise BindError(f"{args.node} does not serve {', '.join(sorted(not_devices))} by devices")
                 await self._binder.bind(pod, self._decision(pod, args.node))
         except (BindError, BookingError, RequestError, PolicyError) as error:
             self._metrics.binds.inc(EXTENDER, "refused")
@@ -220,7 +223,9 @@ class Verbs:
         self._clock = clock
         self._refused = RefusedPods(state)
         self._try_again = try_again
-        self._filter = FilterVerb(state, self.holds, self._refused, metrics=metrics, offer=offer)
+        self._filter = FilterVerb(
+            state, self.holds, self._refused, offer_holds=context.offer_holds, metrics=metrics, offer=offer
+        )
         self._prioritize = PrioritizeVerb(state, self.holds)
         self._preempt = PreemptVerb(
             state, plan=plan, lag=WatchLag(self._refused, short=context.feasibility.short, clock=clock)

@@ -17,8 +17,9 @@ from shoal.kube.objects.pod import Toleration
 from shoal.kube.selectors import NodeSelector, NodeSelectorTerm, Requirement
 from shoal.kube.taints import NO_EXECUTE, NO_SCHEDULE, PREFER_NO_SCHEDULE, untolerated
 from shoal.model.bounded_cache import BoundedCache
-from shoal.model.contract import kubernetes
-from shoal.model.errors import QuantityError
+from shoal.model.contract import kubernetes, mechanisms
+from shoal.model.contract.mechanisms import Mechanism
+from shoal.model.errors import CodecError, QuantityError
 from shoal.placement.columns import BoolArray, FloatArray, IntArray
 from shoal.scheduler.feasibility.columns import NONE, ValueColumn, grown
 from shoal.scheduler.feasibility.pod_spec import MOST, counted, units
@@ -48,6 +49,10 @@ class NodeTable:
         self._avoided: BoundedCache[Hashable, tuple[FloatArray, ...]] = BoundedCache(_MASKS)
         #: Grows when labels, taints, names or the cordon of a node change.
         self.version = 0
+        #: By row, the names that the node does not serve by devices.
+        self.mechanisms: dict[int, dict[str, Mechanism]] = {}
+        #: Whether whoever asks makes claims of names.
+        self.makes_claims = False
 
     @property
     def size(self) -> int:
@@ -74,7 +79,7 @@ class NodeTable:
         alike = old is not None and self._alike(old, node)
         if not alike:
             self._describe(row, node)
-        if old is not None and old.status.allocatable == node.status.allocatable:
+        if old is not None and old.status.allocatable == node.status.allocatable and _as_served(old, node):
             return not alike, {}
         more = self._resize(row, _amounts(node))
         return not alike or bool(more), more
@@ -87,12 +92,15 @@ class NodeTable:
             new.spec.unschedulable,
         ):
             return False
+        if not _as_served(old, new):
+            return False
         before, after = old.metadata.labels, new.metadata.labels
         return before == after or all(before.get(key) == after.get(key) for key in self._labels)
 
     def remove(self, row: int) -> dict[str, int]:
         """Clear a row: the change of its resources."""
         self.nodes[row] = None
+        self.mechanisms.pop(row, None)
         self.alive[row] = self.cordoned[row] = False
         self._names.set(row, None)
         self._taints.set(row, None)
@@ -108,7 +116,15 @@ class NodeTable:
         self._taints.set(row, tuple(Taint(key=t.key, value=t.value, effect=t.effect) for t in node.spec.taints))
         for key, column in self._labels.items():
             column.set(row, node.metadata.labels.get(key))
+        self.mechanisms.pop(row, None)
+        if served := mechanisms_of(node):
+            self.mechanisms[row] = served
         self._tidy()
+        self._changed()
+
+    def make_claims(self, makes: bool) -> None:
+        """Say whether claims are made of names for pods that come to nodes that serve them so."""
+        self.makes_claims = makes
         self._changed()
 
     def _tidy(self) -> None:
@@ -230,10 +246,25 @@ def _where(column: ValueColumn[str], requirement: Requirement) -> BoolArray:
     return column.where(requirement.holds, absent=requirement.holds(None))
 
 
+def mechanisms_of(node: Node) -> dict[str, Mechanism]:
+    """The names that a node does not serve by devices. Of a node that cannot be understood no name can be had."""
+    try:
+        return mechanisms.decode(node.metadata.annotations)
+    except CodecError:
+        return dict.fromkeys(mechanisms.NAMES, Mechanism.TO_DEVICES)
+
+
+def _as_served(one: Node, other: Node) -> bool:
+    """Whether names have the same mechanism on both."""
+    found = (node.metadata.annotations.get(mechanisms.ANNOTATION_MECHANISMS) for node in (one, other))
+    return next(found) == next(found)
+
+
 def _amounts(node: Node) -> dict[str, int]:
-    found = {}
+    # Of what is served by claims kubelet counts nothing: the ledger alone does.
+    found = {name: MOST for name, one in mechanisms_of(node).items() if one is Mechanism.CLAIMS}
     for name, value in node.status.allocatable.items():
-        if counted(name) or name == kubernetes.RESOURCE_PODS:
+        if name not in found and (counted(name) or name == kubernetes.RESOURCE_PODS):
             try:
                 found[name] = min(max(units(name, value), 0), MOST)
             except QuantityError:

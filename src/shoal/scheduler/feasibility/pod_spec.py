@@ -22,7 +22,7 @@ from shoal.kube.objects.pod import Container, Pod, PodSpec, Quantities, Tolerati
 from shoal.kube.selectors import NodeSelector, NodeSelectorTerm, labels_term, node_selector, node_term
 from shoal.model import quantity
 from shoal.model.bounded_cache import BoundedCache
-from shoal.model.contract import gpushare, keti, kubernetes
+from shoal.model.contract import gpushare, keti, kubernetes, mechanisms
 from shoal.model.errors import QuantityError
 from shoal.model.request import ContainerKind, phases
 from shoal.scheduler.feasibility.affinity import (
@@ -193,6 +193,9 @@ class PodConstraints:
     preferred_spread: tuple[TopologySpreadConstraint, ...]
     preferred_nodes: tuple[tuple[NodeSelectorTerm, int], ...]
     claims: tuple[MountedClaim, ...]
+    #: The names by which it asks for cards, and why it cannot have them by claims; empty if it can.
+    names: tuple[str, ...] = ()
+    not_by_claims: str = ""
     #: As in `PodInfo`.
     fault: tuple[str, str] | None = None
 
@@ -268,6 +271,8 @@ class PodReader:
                 if item.weight and (term := node_term(item.preference)) is not None
             ),
             claims=claims,
+            names=tuple(name for name, _ in info.requests if name in mechanisms.NAMES),
+            not_by_claims=_not_by_claims(spec),
             fault=fault,
         )
 
@@ -307,6 +312,20 @@ def _read_info(pod: Pod) -> PodInfo:
         except _UnreadableError as error:
             fault = (error.filter, str(error))
     return PodInfo(wanted, host_ports(pod.spec), around, fault)
+
+
+def _not_by_claims(spec: PodSpec) -> str:
+    """Why the pod cannot have its cards by a claim that is made of its names; empty if it can."""
+    for container in spec.init_containers:
+        if container.restart_policy != _ALWAYS and mechanisms.BY_NUMBER & container.resources.limits.keys():
+            return "init containers cannot have cards so"
+    for container in (*spec.init_containers, *spec.containers):
+        limits = container.resources.limits
+        if gpushare.RESOURCE_COMPUTE in limits and gpushare.RESOURCE_MEMORY not in limits:
+            return "compute without memory cannot be had so"
+        if mechanisms.BY_NUMBER & container.resources.requests.keys() - limits.keys():
+            return "cards are had so by limits only"
+    return ""
 
 
 def _claims(pod: Pod) -> tuple[MountedClaim, ...]:

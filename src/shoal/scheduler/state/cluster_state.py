@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -31,6 +32,7 @@ from shoal.model.allocation import Allocation
 from shoal.model.bound import on_cards
 from shoal.model.contract import gpushare, kubernetes
 from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.contract.mechanisms import Mechanism
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.gpu import NodeGpus
 from shoal.model.node import node_gpus
@@ -41,6 +43,7 @@ from shoal.placement.errors import BookingError, PolicyError
 from shoal.placement.ledger import Booking
 from shoal.scheduler.cluster_events import ClusterEvent, node_events
 from shoal.scheduler.feasibility.tables import ClusterTables
+from shoal.scheduler.state.claim_bookings import ClaimBookings
 from shoal.scheduler.state.holdings import (
     GRACE_SECONDS,
     HeldByNodes,
@@ -61,6 +64,9 @@ log = logging.getLogger(__name__)
 
 #: Reports an event: the object, the event's reason, the message.
 Report = Callable[[Node | Pod, str, str], None]
+
+#: Whether the cards of a node can take a pod once some pods (UIDs) are gone.
+CardsFit = Callable[[str, frozenset[str]], bool]
 
 REASON_NODE: Final = "GPUInventoryUnreadable"
 REASON_POD: Final = "GPUDecisionUnreadable"
@@ -118,12 +124,24 @@ class ClusterState:
         self._held = HeldByNodes()
         #: Pods that have ended and may still hold their cards, by UID.
         self._leaving: dict[str, Leaving] = {}
+        #: Claims of devices, and what they hold.
+        self.claims = ClaimBookings(engine.ledger, news=news, look=self._look_for_over_booking)
+        #: What a pod with claims asks for of cards, where somebody reads claims.
+        self.demand_of: Callable[[Pod], Request | None] = lambda pod: None
+        #: Changes whenever the cards of a node may have.
+        self.inventory_version = 0
 
     # Questions
 
     def request(self, pod: Pod) -> Request:
         """What the pod asks for. Raises RequestError when it cannot be met as written."""
         return self._requests.of(pod)
+
+    def asked(self, pod: Pod) -> Request:
+        """What the pod has asked for by number, also where it has that by a claim which was made for it."""
+        if pod.spec.node_name and pod.status.extended_resource_claim_status is not None:
+            return self.request(msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_name="")))
+        return self.request(pod)
 
     def pod(self, uid: str) -> Pod | None:
         """The pod as last seen; None when it is gone or finished."""
@@ -141,9 +159,25 @@ class ClusterState:
         """The node's row in the arrays."""
         return self.engine.ledger.row_of(node)
 
+    def mechanisms(self, node: str) -> Mapping[str, Mechanism]:
+        """The names that a node does not serve by devices."""
+        row = self.row(node)
+        return {} if row is None else self.tables.nodes.mechanisms.get(row, {})
+
     def lowest_priority(self) -> int:
         """The lowest priority of all pods that have a booking."""
         return min(self._priorities, default=MAX_PRIORITY)
+
+    def efficiency(self, request: Request, *, among: BoolArray) -> float:
+        """How good the best place on these nodes is (`Engine.efficiency`). Raises PolicyError."""
+        return self.engine.efficiency(request, among=of_length(among, self.engine.ledger.columns.rows))
+
+    def cards_fit_without(self, request: Request) -> CardsFit:
+        """A question about one node at a time: do its cards take the request once some pods (UIDs) are gone, and with
+        them the claims that only they use?
+        """
+        fits = self.engine.fits_without(request)
+        return lambda node, gone: fits(node, gone | self.claims.freed_by(node, gone))
 
     def version(self) -> tuple[int, int]:
         """Changes whenever a decision could come out differently."""
@@ -165,13 +199,82 @@ class ClusterState:
         allocation = self.engine.place(
             uid,
             self.request(pod),
-            among=None if among is None else _of_length(among, rows),
-            favour=None if favour is None else _of_length(favour, rows),
+            among=None if among is None else of_length(among, rows),
+            favour=None if favour is None else of_length(favour, rows),
         )
         if allocation is not None:
             self._pods.setdefault(uid, pod)
             self._add_to_filters(pod, allocation.node)
         return allocation
+
+    def place_as(self, pod: Pod, allocation: Allocation) -> bool:
+        """Book a decision made before, as `place` does; False when its cards cannot take the pod any more."""
+        try:
+            self.engine.assume(pod.metadata.uid, self.request(pod), allocation)
+        except BookingError:
+            return False
+        self._pods.setdefault(pod.metadata.uid, pod)
+        self._add_to_filters(pod, allocation.node)
+        return True
+
+    def decide(
+        self, pod: Pod, *, among: BoolArray | None = None, favour: FloatArray | None = None
+    ) -> Allocation | None:
+        """Where `reserve` would put the pod; nothing is booked."""
+        rows = self.engine.ledger.columns.rows
+        return self.engine.decide(
+            self.request(pod),
+            among=None if among is None else of_length(among, rows),
+            favour=None if favour is None else of_length(favour, rows),
+        )
+
+    def reserve(
+        self, pod: Pod, *, among: BoolArray | None = None, favour: FloatArray | None = None
+    ) -> Allocation | None:
+        """As `place`, for a pod that the API server does not show: it is booked and counted by the filters under its
+        UID until `unreserve`, and is neither known as a pod nor counted as demand.
+        """
+        allocation = self.decide(pod, among=among, favour=favour)
+        if allocation is not None:
+            request = self.request(pod)
+            booked = Booking(pod.metadata.uid, allocation, request.cpu_milli, request.memory_mib)
+            self.engine.ledger.assume(booked)
+            self._add_to_filters(pod, allocation.node)
+        return allocation
+
+    def unreserve(self, uid: str, *, quietly: bool = False) -> None:
+        """End what `reserve` has booked. `quietly`: no event is told."""
+        self._leave(uid, self.engine.ledger.release, quietly=quietly)
+
+    def tell_freed(self) -> None:
+        """What was taken out quietly is free for everybody after all."""
+        self._news(_LEFT)
+
+    def place_with_claims(self, pod: Pod, node: str, claims: tuple[Booking, ...]) -> None:
+        """Book a decision on a pod and the claims that are to be allocated for it. Raises BookingError."""
+        uid = pod.metadata.uid
+        self.claims.assume(uid, claims)
+        try:
+            self.engine.assume(uid, self._demand(pod), Allocation(node, ()))
+        except BookingError:
+            self.claims.cancel(uid)
+            raise
+        self._pods.setdefault(uid, pod)
+        self._add_to_filters(pod, node)
+
+    def move_to_claims(self, pod: Pod, claims: tuple[Booking, ...]) -> None:
+        """What is booked for a pod is booked for claims that are made for it from now on. Raises BookingError."""
+        uid, ledger = pod.metadata.uid, self.engine.ledger
+        held = ledger.booking(uid)
+        if held is None or not ledger.is_assumed(uid):
+            raise BookingError(f"pod {pod.metadata.namespace}/{pod.metadata.name} has no booking any more")
+        ledger.release(uid)
+        try:
+            self.claims.assume(uid, claims)
+        except BookingError:
+            ledger.assume(held)
+            raise
+        ledger.assume(replace(held, allocation=Allocation(held.node, ())))
 
     def write(self, uid: str, annotations: Mapping[str, str]) -> None:
         """The decision is about to be written in these annotations; when the watch shows them, it is confirmed."""
@@ -180,6 +283,7 @@ class ClusterState:
     def cancel(self, uid: str, *, quietly: bool = False) -> None:
         """Cancel a decision that was not written: what the watch showed last counts. `quietly`: no event is told."""
         self._written.pop(uid, None)
+        self.claims.cancel(uid)
         pod = self._pods.get(uid)
         if pod is not None and pod.spec.node_name:
             self._unsee(uid)
@@ -195,7 +299,13 @@ class ClusterState:
 
     def wait(self, pod: Pod) -> None:
         """The pod waits for a place: it counts as demand. Raises RequestError."""
-        self.engine.wait(pod.metadata.uid, self.request(pod))
+        self.engine.wait(pod.metadata.uid, self._demand(pod))
+
+    def _demand(self, pod: Pod) -> Request:
+        """What the pod asks for, claims that can be read included. Raises RequestError."""
+        if pod.spec.resource_claims:
+            return self.demand_of(pod) or self.request(pod)
+        return self.asked(pod)
 
     # The watch
 
@@ -207,7 +317,7 @@ class ClusterState:
             self._written.pop(uid, None)
             known = self._pods.pop(uid, None) is not None or self.engine.ledger.booking(uid) is not None
             if known and uid not in self._leaving:
-                self._end(pod, _number(change.version or pod.metadata.resource_version))
+                self._end(pod, _number(change.version or pod.metadata.resource_version), unseen=change.unseen)
             return
         self._pods[uid] = pod
         if self._leaving.pop(uid, None) is not None:
@@ -266,10 +376,10 @@ class ClusterState:
         self._news(ClusterEvent.VOLUMES)
 
     def sweep(self) -> None:
-        """Release the cards of pods that vanished from nodes without an agent, when their time is over."""
+        """Release the cards of pods that vanished and of which no agent tells, when their time is over."""
         now = self._clock()
         for uid, leaving in list(self._leaving.items()):
-            if self._held.of(leaving.node) is None and leaving.until <= now:
+            if leaving.is_over(uid, self._held.of(leaving.node), now):
                 self._let_go(uid)
 
     def on_config_map(self, change: Change[ConfigMap]) -> None:
@@ -306,6 +416,8 @@ class ClusterState:
         assert node_ledger is not None
         self.rows[name] = node_ledger.row
         self.tables.set_node(node_ledger.row, node)
+        self.inventory_version += 1
+        self.claims.on_inventory(name)
         for uid, held in list(node_ledger.pods.items()):
             seen, pod = self._seen.get(uid), self._pods.get(uid)
             if pod is None or seen is None:
@@ -326,6 +438,7 @@ class ClusterState:
 
     def _drop(self, name: str) -> None:
         self.rows.pop(name, None)
+        self.inventory_version += 1
         row = self.row(name)
         if row is not None:
             self.tables.remove_node(row)
@@ -342,6 +455,8 @@ class ClusterState:
             return
         if changed is None:
             return
+        said = self._held.of(name)
+        self.claims.on_held(name, {} if said is None else said.claims)
         for uid in changed:
             pod = self._pods.get(uid)
             if pod is not None and pod.spec.node_name == name:
@@ -377,13 +492,14 @@ class ClusterState:
         for uid in self._held.pods(node):
             self.engine.ledger.release(_for_nobody(node, uid))
         self._held.drop(node)
+        self.claims.on_held(node, {})
         for uid, leaving in list(self._leaving.items()):
             if leaving.node == node:
                 self._let_go(uid)
 
     # Pods
 
-    def _end(self, pod: Pod, version: int) -> None:
+    def _end(self, pod: Pod, version: int, *, unseen: bool) -> None:
         """The pod has ended: its cards are free now, or when its node has said so."""
         uid = pod.metadata.uid
         held = self.engine.ledger.booking(uid)
@@ -395,7 +511,7 @@ class ClusterState:
         assert held is not None
         self._leave(uid, self.engine.remove)  # no more CPU, no demand, no pod; but its cards
         self.engine.ledger.confirm(Booking(uid, held.allocation))
-        self._leaving[uid] = Leaving(node, version, self._clock() + GRACE_SECONDS)
+        self._leaving[uid] = Leaving(node, version, self._clock() + GRACE_SECONDS, unseen)
 
     def _come_back(self, pod: Pod) -> None:
         """The pod has not ended after all: it has the cards that it had."""
@@ -476,7 +592,7 @@ class ClusterState:
         elif claims_for_nothing(pod, request):
             self._report(pod, REASON_POD, "its record claims cards, and it asks for none: that has no effect")
         left = self.engine.ledger.booking(uid)
-        self.engine.confirm(holding.booking, request)
+        self.engine.confirm(holding.booking, self._demand(pod))
         if left is not None and left != holding.booking:
             self._news(_LEFT)
         self._look_for_over_booking(node)
@@ -611,7 +727,7 @@ def _number(version: str) -> int:
 A = TypeVar("A", bound=np.generic)
 
 
-def _of_length(values: npt.NDArray[A], rows: int) -> npt.NDArray[A]:
+def of_length(values: npt.NDArray[A], rows: int) -> npt.NDArray[A]:
     """An array of the tables with as many rows as the ledger: tables have spare rows, or lack the newest."""
     if len(values) >= rows:
         return values[:rows]

@@ -188,12 +188,18 @@ class HeldByNodes:
 class Leaving:
     """A pod that has ended for the API server and may still hold its cards, at most until `until`.
 
-    `version` is the resource version in which it had ended.
+    `version` is the resource version in which it had ended. `unseen`: nobody told of its end, and the version is that
+    of a list without it. Its node's agent may have told before of all that it knows, and say nothing more.
     """
 
     node: str
     version: int
     until: float
+    unseen: bool = False
+
+    def is_over(self, uid: str, held: Held | None, now: float) -> bool:
+        """Whether time alone frees its cards: where no agent tells, or one that had time to and does not list it."""
+        return self.until <= now and (held is None or (self.unseen and uid not in held.pods))
 
 
 def has_left(pod: Pod, version: int, held: Held | None) -> bool:

@@ -59,6 +59,8 @@ def template_key(pod: Pod) -> bytes:
             [(c.name, c.restart_policy, c.resources) for c in spec.init_containers],
             spec.resources,
             spec.overhead,
+            # What a bound pod has by a claim that was made of its names, it does not ask for by number.
+            pod.status.extended_resource_claim_status if spec.node_name else None,
             [meta.annotations.get(name) for name in ANNOTATIONS_READ] if meta.annotations else None,
             [meta.labels.get(name) for name in LABELS_READ] if meta.labels else None,
         )

@@ -10,10 +10,10 @@ from typing import Any, Final
 from shoal.embedded.controllers.execute import (
     Action,
     Create,
-    Delete,
     EventAction,
     Owned,
     Remember,
+    Removal,
     Requeue,
     StatusUpdate,
 )
@@ -250,7 +250,7 @@ class _Step:
             pod = pods.from_template(self._template, self._set)
             pin(pod["spec"], name)
             self.actions.append(Create(PODS, pod, CREATED, NOT_CREATED))
-        self.actions += [Delete(PODS, pod, DELETED, NOT_DELETED) for pod in delete[:BURST]]
+        self.actions += [Removal(PODS, pod, DELETED, NOT_DELETED) for pod in delete[:BURST]]
         if len(create) > BURST or len(delete) > BURST:
             self._look_again(self._now)
 
@@ -338,4 +338,4 @@ def _forgotten(daemon_set: Object, claimed: list[Object], history: History) -> l
     old = [one for one in history.all if one is not history.update]
     live = {(pod["metadata"].get("labels") or {}).get(revisions.LABEL) for pod in claimed}
     dead = [one for one in old if revisions.hash_label(one) not in live]
-    return [Delete(REVISIONS, one) for one in dead[: max(0, len(old) - daemon_set["spec"]["revisionHistoryLimit"])]]
+    return [Removal(REVISIONS, one) for one in dead[: max(0, len(old) - daemon_set["spec"]["revisionHistoryLimit"])]]

@@ -7,7 +7,16 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
-from shoal.embedded.controllers.execute import Action, Create, Delete, EventAction, Owned, Requeue, StatusUpdate, Update
+from shoal.embedded.controllers.execute import (
+    Action,
+    Create,
+    EventAction,
+    Owned,
+    Removal,
+    Requeue,
+    StatusUpdate,
+    Update,
+)
 from shoal.embedded.controllers.reconcile import pods
 from shoal.embedded.controllers.reconcile.pods import claim, moment, scaled
 from shoal.embedded.controllers.reconcile.revisions import hash_of
@@ -557,7 +566,7 @@ class _Step:
             status = one.get("status") or {}
             seen = status.get("observedGeneration", 0) >= one["metadata"].get("generation", 0)
             if not status.get("replicas") and not replicas(one) and seen:
-                self._actions.append(Delete(REPLICA_SETS, one))
+                self._actions.append(Removal(REPLICA_SETS, one))
 
     def _settle(self) -> None:
         """The status without any judgement of progress."""

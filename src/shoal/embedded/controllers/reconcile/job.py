@@ -14,10 +14,10 @@ from typing import Final
 from shoal.embedded.controllers.execute import (
     Action,
     Create,
-    Delete,
     EventAction,
     Owned,
     Remember,
+    Removal,
     Requeue,
     StatusUpdate,
     Update,
@@ -161,7 +161,7 @@ def _expired(job: Object, now: datetime) -> list[Action]:
     if span is None or since is None or pods.is_deleted(job):
         return []
     due = since + timedelta(seconds=span)
-    return [Requeue(due)] if due > now else [Delete(JOBS, job, propagation="Foreground")]
+    return [Requeue(due)] if due > now else [Removal(JOBS, job, propagation="Foreground")]
 
 
 def _let_go(of: tuple[Object, ...] | list[Object]) -> list[Action]:
@@ -297,7 +297,7 @@ class _Step:
             if not counted:
                 self._uncounted.append(pod["metadata"]["uid"])
                 self._later += _let_go((pod,))
-            self._later.append(Delete(PODS, pod, DELETED, NOT_DELETED))
+            self._later.append(Removal(PODS, pod, DELETED, NOT_DELETED))
         self._deleted += spare
 
     def _is_complete(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from shoal.embedded.controllers.execute import Action, Delete, Update
+from shoal.embedded.controllers.execute import Action, Removal, Update
 from shoal.embedded.kinds import PODS, Kind
 from shoal.embedded.patch.json_values import copied
 from shoal.embedded.registry import timestamp
@@ -243,4 +243,4 @@ def reconcile(pod: Object, now: datetime) -> list[Action]:
         others = without(failed["status"].get("conditions") or (), "DisruptionTarget")
         failed["status"]["conditions"] = [*others, made(*text, now)]
         actions.append(Update(PODS, failed, subresource="status"))
-    return [*actions, Delete(PODS, pod, grace_seconds=0)]
+    return [*actions, Removal(PODS, pod, grace_seconds=0)]

@@ -6,7 +6,7 @@ from collections import Counter
 from datetime import datetime
 from typing import Final
 
-from shoal.embedded.controllers.execute import Action, Create, Delete, EventAction, Owned, Requeue, StatusUpdate
+from shoal.embedded.controllers.execute import Action, Create, EventAction, Owned, Removal, Requeue, StatusUpdate
 from shoal.embedded.controllers.reconcile import pods
 from shoal.embedded.controllers.reconcile.pods import claim
 from shoal.embedded.kinds import PODS
@@ -49,7 +49,7 @@ def _managed(replica_set: Object, active: list[Object], owned: Owned) -> list[Ac
     related = [pod for siblings in owned.indirect.values() for pod in siblings] or active
     on_node = Counter(pod["spec"].get("nodeName", "") for pod in related if pods.is_active(pod))
     spare = pods.deletion_order(active, on_node)[: min(-missing, BURST)]
-    return [Delete(PODS, pod, DELETED, NOT_DELETED) for pod in spare]
+    return [Removal(PODS, pod, DELETED, NOT_DELETED) for pod in spare]
 
 
 def _status(replica_set: Object, active: list[Object], terminating: int, owned: Owned, now: datetime) -> Object:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from shoal.embedded.controllers.execute import Action, Create, Delete, EventAction, Owned, Requeue, StatusUpdate
+from shoal.embedded.controllers.execute import Action, Create, EventAction, Owned, Removal, Requeue, StatusUpdate
 from shoal.embedded.controllers.reconcile import pods, revisions
 from shoal.embedded.controllers.reconcile.pods import claim
 from shoal.embedded.controllers.reconcile.revisions import History
@@ -185,7 +185,7 @@ class _Step:
         text = f"Delete Pod {pod['metadata']['name']} in StatefulSet {self._set['metadata']['name']}"
         done = EventAction("SuccessfulDelete", f"{text} successful")
         refused = EventAction("FailedDelete", f"{text} failed error: {{error}}", warning=True)
-        self.actions.append(Delete(PODS, pod, done, refused))
+        self.actions.append(Removal(PODS, pod, done, refused))
 
 
 def _made(stateful_set: Object, revision: Object, number: int) -> Object:
@@ -220,7 +220,7 @@ def _forgotten(stateful_set: Object, present: list[Object], history: History) ->
     status, limit = stateful_set.get("status") or {}, stateful_set["spec"].get("revisionHistoryLimit", 10)
     live = {history.update["metadata"]["name"], status.get("currentRevision", ""), *map(_revision, present)}
     dead = [one for one in history.all if one["metadata"]["name"] not in live]
-    return [Delete(REVISIONS, one) for one in dead[: max(0, len(dead) - limit)]]
+    return [Removal(REVISIONS, one) for one in dead[: max(0, len(dead) - limit)]]
 
 
 def _is_numbered(stateful_set: Object, pod: Object) -> bool:

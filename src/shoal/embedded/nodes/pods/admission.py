@@ -23,7 +23,7 @@ Amounts = dict[str, Fraction]
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class PodRefusal:
     """Why a pod is not taken."""
 
     reason: str
@@ -56,7 +56,7 @@ def check(
     others: Iterable[Amounts],
     *,
     held: Mapping[str, int],
-) -> Refusal | None:
+) -> PodRefusal | None:
     """Why the node does not take the pod. `others` is what each pod on it needs, `held` its devices in use."""
     spec = pod["spec"]
     present = list(others)
@@ -80,18 +80,18 @@ def check(
     return _selected(spec, node)
 
 
-def _short(name: str, requested: int, used: int, capacity: int) -> Refusal:
+def _short(name: str, requested: int, used: int, capacity: int) -> PodRefusal:
     text = f"Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
-    return Refusal(f"OutOf{name}", text)
+    return PodRefusal(f"OutOf{name}", text)
 
 
-def _selected(spec: Mapping[str, Any], node: Mapping[str, Any]) -> Refusal | None:
+def _selected(spec: Mapping[str, Any], node: Mapping[str, Any]) -> PodRefusal | None:
     labels = node["metadata"].get("labels") or {}
     if not labels_term(spec.get("nodeSelector") or {}).matches(node["metadata"].get("name", ""), labels):
         why = "node(s) didn't match Pod's node affinity/selector"
-        return Refusal("NodeAffinity", f"Predicate NodeAffinity failed: {why}")
+        return PodRefusal("NodeAffinity", f"Predicate NodeAffinity failed: {why}")
     taints, tolerations = read_taints(node["spec"].get("taints")), read_tolerations(spec.get("tolerations"))
     if untolerated(taints, tolerations, (NO_EXECUTE,)):
         why = "node(s) had taints that the pod didn't tolerate"
-        return Refusal("TaintToleration", f"Predicate TaintToleration failed: {why}")
+        return PodRefusal("TaintToleration", f"Predicate TaintToleration failed: {why}")
     return None

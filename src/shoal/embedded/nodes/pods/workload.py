@@ -27,6 +27,7 @@ from shoal.embedded.nodes.errors import SimulatedWorkloadError
 from shoal.embedded.nodes.pods.scripts import Script, interpret
 from shoal.model import quantity
 from shoal.model.contract import shoal
+from shoal.model.contract.kubernetes import LABEL_JOB
 from shoal.model.errors import QuantityError, shown
 
 #: How long the pods of a Job run that say nothing about it.
@@ -98,8 +99,9 @@ def _default(
     init = any(one is container for one in pod["spec"].get("initContainers") or ())
     if init and container.get("restartPolicy") != "Always":
         return Plan(seconds=0.0, lines=shown_env)
-    owners = {owner.get("kind") for owner in pod["metadata"].get("ownerReferences") or () if owner.get("controller")}
-    return Plan(seconds=JOB_SECONDS if "Job" in owners and not init else None, lines=shown_env)
+    # A copy of another cluster's pod has no owner here.
+    is_of_job = LABEL_JOB in (pod["metadata"].get("labels") or {})
+    return Plan(seconds=JOB_SECONDS if is_of_job and not init else None, lines=shown_env)
 
 
 def _scripted(script: Script) -> Plan:

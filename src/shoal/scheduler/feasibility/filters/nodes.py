@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from shoal.model.contract import kubernetes
+from shoal.model.contract.mechanisms import Mechanism, shared
 from shoal.placement.columns import BoolArray
 from shoal.scheduler.feasibility.filters import Rejection, Rejections
 from shoal.scheduler.feasibility.node_table import NodeTable, tolerates_cordon
@@ -16,6 +18,8 @@ from shoal.scheduler.feasibility.tables import ClusterTables
 
 _FIT = "NodeResourcesFit"
 _TOO_MANY = "Too many pods"
+#: Under which kube-scheduler tells what claims refuse.
+_MECHANISM = "DynamicResources"
 
 
 def node_rejections(nodes: NodeTable, constraints: PodConstraints) -> tuple[Rejections, ...]:
@@ -33,7 +37,39 @@ def node_rejections(nodes: NodeTable, constraints: PodConstraints) -> tuple[Reje
     if wanted is not None:
         reason = "node(s) didn't match Pod's node affinity/selector"
         found.append(Rejection("NodeAffinity", reason, ~wanted, False))
+    found += mechanism_rejections(nodes, constraints.names, constraints.not_by_claims)
     return tuple((rejection,) for rejection in found)
+
+
+def mechanism_rejections(nodes: NodeTable, names: tuple[str, ...], not_by_claims: str) -> Iterator[Rejection]:
+    """The nodes that serve the pod's names by another mechanism than it can have, or are changing that."""
+    rows: dict[str, BoolArray] = {}
+    for row, served in nodes.mechanisms.items() if names else ():
+        reason = _unserved(served, names, not_by_claims, makes_claims=nodes.makes_claims)
+        if reason:
+            rows.setdefault(reason, np.zeros(nodes.size, np.bool_))[row] = True
+    for reason, refused in rows.items():
+        yield Rejection(_MECHANISM, reason, refused, False)
+
+
+def _unserved(
+    served: Mapping[str, Mechanism], names: tuple[str, ...], not_by_claims: str, *, makes_claims: bool
+) -> str:
+    """Why a node does not serve these names to a pod; empty if it does."""
+    for name in names:
+        match served.get(name, Mechanism.DEVICES):
+            case Mechanism.TO_CLAIMS:
+                return f"node(s) are changing {name} to claims, and wait for the last pods with devices of it to end"
+            case Mechanism.TO_DEVICES:
+                return f"node(s) are changing {name} to devices, and wait for the last pods with claims of it to end"
+    one = shared(served, names)
+    if one is None:
+        return f"node(s) serve some of {', '.join(names)} by claims and some by devices: ask for one in a pod"
+    if one is Mechanism.DEVICES:
+        return ""
+    if not makes_claims:
+        return f"node(s) serve {names[0]} by claims, which this scheduler does not make: see its setting claims"
+    return f"node(s) serve {names[0]} by claims, and {not_by_claims}" if not_by_claims else ""
 
 
 def matching_nodes(nodes: NodeTable, wanted: RequiredNodeAffinity) -> BoolArray | None:

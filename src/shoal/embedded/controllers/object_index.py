@@ -14,7 +14,7 @@ from shoal.embedded.store import Key, Object, key_of
 _ADOPTABLE: Final = frozenset({PODS.key, REPLICA_SETS.key, REVISIONS.key})
 
 
-class World:
+class ObjectIndex:
     """The objects of a registry, found without looking at all of them."""
 
     def __init__(self, registry: Registry, deletion: Deletion) -> None:

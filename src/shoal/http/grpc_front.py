@@ -1,5 +1,6 @@
-"""Plain gRPC within bounds. gRPC itself takes any number of connections: here a door stands before it, which counts
-them, by address and in all, cuts off those on which nothing moves, and passes on bytes.
+"""gRPC within bounds, in plain text unless it is given a certificate. gRPC itself takes any number of connections: here
+a door stands before it, which counts them, by address and in all, cuts off those on which nothing moves, and passes on
+bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shoal.http.server import ConnectionSlot, ConnectionSlots
 
 log = logging.getLogger(__name__)
 
-#: Requests say nothing, or name one card.
+#: Most requests say nothing, or name one card.
 LONGEST_REQUEST: Final = 4096
 #: Open connections of all callers and of one address, and calls that are being answered.
 CONNECTIONS: Final = 64
@@ -30,7 +31,6 @@ _IDLE_SECONDS: Final = 60.0
 _PIECE: Final = 16 << 10
 _BACKLOG: Final = 64
 _OPTIONS: Final = (
-    ("grpc.max_receive_message_length", LONGEST_REQUEST),
     ("grpc.max_concurrent_streams", 16),
     ("grpc.max_metadata_size", 8 << 10),
     ("grpc.absolute_max_metadata_size", 16 << 10),
@@ -49,12 +49,19 @@ async def serving_grpc(
     connections: int = CONNECTIONS,
     per_peer: int = PER_PEER,
     idle_seconds: float = _IDLE_SECONDS,
+    longest_request: int = LONGEST_REQUEST,
+    calls: int = _CALLS,
+    credentials: grpc.ServerCredentials | None = None,
 ) -> AsyncIterator[tuple[int, ...]]:
     """Serve on some ports while the block runs; gives the ports, a free one for each 0. Raises OSError."""
     inside = f"shoal-grpc-{secrets.token_hex(16)}"
-    server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_CALLS)
+    options = (*_OPTIONS, ("grpc.max_receive_message_length", longest_request))
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=calls)
     server.add_generic_rpc_handlers(handlers)
-    server.add_insecure_port(f"unix-abstract:{inside}")
+    if credentials is None:
+        server.add_insecure_port(f"unix-abstract:{inside}")
+    else:
+        server.add_secure_port(f"unix-abstract:{inside}", credentials)
     door = _GrpcDoor(f"\0{inside}", ConnectionSlots(connections, per_peer), idle_seconds)
     async with contextlib.AsyncExitStack() as stack:
         doors = []

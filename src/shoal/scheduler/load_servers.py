@@ -29,7 +29,7 @@ from shoal.model.errors import shown
 from shoal.placement.ledger import CardLedger, Ledger
 from shoal.scheduler.config import LiveLoadConfig, LoadSource
 from shoal.scheduler.errors import LoadSourceError
-from shoal.scheduler.live_load.loads import LiveLoads
+from shoal.scheduler.live_loads import LiveLoads
 
 log = logging.getLogger(__name__)
 
