@@ -224,6 +224,7 @@ async def facts_that_cannot_be_read_change_nothing(site: Site) -> None:
     await site.tell(name, FACTS)
     async with site.leader() as leader:
         await settled(site, name, FULL)
+        await eventually(lambda: leader.idle, "the last write counted")
         before = leader.writes
         for text in ("", "{}", "junk\nERROR forged", encode_facts(FACTS).replace('"version":1', '"version":2')):
             await site.tell(name, text)
@@ -281,6 +282,7 @@ async def what_another_manager_holds_is_left_to_it(site: Site) -> None:
         # Somebody takes one of ours away: it comes back.
         await site.patch_as("kubectl-label", name, {"labels": {nvidia.LABEL_COUNT: None}})
         await settled(site, name, {**labels_of(node(A100)), **held})
+        await eventually(lambda: leader.idle, "the last write counted")
         writes = leader.writes
         await quiet(site, name)
         assert leader.writes == writes

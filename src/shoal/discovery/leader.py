@@ -57,8 +57,9 @@ class Leader:
         self._absent: dict[str, float] = {}
         self._foreign: dict[str, dict[str, str | None]] = {}
         self._unreadable: dict[str, str] = {}
-        #: Nodes to look at; when to look again at those that failed or whose grace time runs.
+        #: Nodes to look at, and how many are being looked at; when to look again at those that failed or whose grace time runs.
         self._dirty: dict[str, None] = {}
+        self._looked_at = 0
         self._due: dict[str, float] = {}
         self._failures: dict[str, int] = {}
         #: Writes that a node has left, and when that was.
@@ -84,8 +85,8 @@ class Leader:
 
     @property
     def idle(self) -> bool:
-        """Whether no node waits to be looked at now."""
-        return not self._dirty
+        """Whether no node waits to be looked at now, and none is."""
+        return not self._dirty and not self._looked_at
 
     async def _write(self) -> None:
         while True:
@@ -95,6 +96,7 @@ class Leader:
                 continue
             name = next(iter(self._dirty))
             del self._dirty[name]
+            self._looked_at += 1
             try:
                 await self.settle(name)
                 self._failures.pop(name, None)
@@ -102,6 +104,8 @@ class Leader:
                 log.warning("node %s: %s", name, error)
                 self._failures[name] = self._failures.get(name, 0) + 1
                 self._remember(name, self._clock() + _BACKOFF.after(self._failures[name]))
+            finally:
+                self._looked_at -= 1
 
     async def _remind(self) -> None:
         """Look again at nodes whose time has come."""
