@@ -57,11 +57,12 @@ class Leader:
         self._absent: dict[str, float] = {}
         self._foreign: dict[str, dict[str, str | None]] = {}
         self._unreadable: dict[str, str] = {}
-        #: Nodes to look at, and how many are being looked at; when to look again at those that failed or whose grace time runs.
+        #: Nodes to look at; when to look again at those that failed or whose grace time runs.
         self._dirty: dict[str, None] = {}
-        self._looked_at = 0
         self._due: dict[str, float] = {}
         self._failures: dict[str, int] = {}
+        #: How many nodes are being looked at.
+        self._looked_at = 0
         #: Writes that a node has left, and when that was.
         self._left: dict[str, tuple[float, float]] = {}
         self._wake = asyncio.Event()
