@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import bench.results as results
-from bench.scheduling import cpu_seconds, resident
+from bench.usage import cpu_seconds, resident
 from shoal.model.contract import gpushare
 from shoal.model.request import Share
 from tests.agent.lab import GIB, MEMORY
@@ -106,7 +106,7 @@ def measure(lab: RealLab, rounds: int) -> list[results.Row]:
     text = lab.program.process.log.read_text()
     rows += percentiles("Allocate", calls(text, "Allocate"), 10.0)
     rows += percentiles("PreStartContainer", calls(text, "PreStartContainer"), 10.0)
-    rows.append(results.below("memory", resident(pid) / 1e6, "MB", 80.0))
+    rows.append(results.below("memory", resident(pid), "MB", 80.0))
     return rows
 
 

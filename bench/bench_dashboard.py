@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import random
 import statistics
 import sys
@@ -29,6 +28,7 @@ import msgspec
 from aiohttp import web
 
 import bench.results as results
+from bench.usage import cpu_seconds, most_resident, resident
 from shoal.analysis.collectors import Measured
 from shoal.dashboard import app
 from shoal.dashboard.config import DashboardConfig
@@ -194,16 +194,6 @@ class Viewer:
         return future
 
 
-def cpu_of(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def memory_of(pid: int, name: str = "VmRSS") -> float:
-    text = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith(name)) / 1024
-
-
 @contextlib.asynccontextmanager
 async def dashboard(api: EmbeddedApi, cards: int, seconds: float, *, ask: bool) -> AsyncIterator[tuple[str, int]]:
     process = await asyncio.create_subprocess_exec(
@@ -229,12 +219,12 @@ async def dashboard(api: EmbeddedApi, cards: int, seconds: float, *, ask: bool) 
 
 async def phase(pid: int, viewers: list[Viewer], seconds: float) -> tuple[float, float]:
     """CPU in percent of a core, and kB/s at one viewer, over some time."""
-    cpu, began = cpu_of(pid), time.monotonic()
+    cpu, began = cpu_seconds(pid), time.monotonic()
     before = [viewer.bytes for viewer in viewers]
     await asyncio.sleep(seconds)
     took = time.monotonic() - began
     sent = max(viewer.bytes - old for viewer, old in zip(viewers, before, strict=True))
-    return 100 * (cpu_of(pid) - cpu) / took, sent / took / 1000
+    return 100 * (cpu_seconds(pid) - cpu) / took, sent / took / 1000
 
 
 async def churn(api: EmbeddedApi, reader: Viewer, nodes: int, seconds: float) -> list[float]:
@@ -294,11 +284,11 @@ async def _asking(
         streams = [asyncio.create_task(one.run(session)) for one in open_ones]
         while collectors.asked < nodes:  # noqa: ASYNC110 - plain counts, nobody signals them
             await asyncio.sleep(0.1)
-        cpu, began, asked = cpu_of(pid), time.monotonic(), collectors.asked
+        cpu, began, asked = cpu_seconds(pid), time.monotonic(), collectors.asked
         while collectors.asked < asked + 2 * nodes:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
-        took, spent, asked = time.monotonic() - began, cpu_of(pid) - cpu, collectors.asked - asked
-        memory = memory_of(pid)
+        took, spent, asked = time.monotonic() - began, cpu_seconds(pid) - cpu, collectors.asked - asked
+        memory = resident(pid)
         for stream in streams:
             stream.cancel()
         await asyncio.wait(streams)
@@ -325,7 +315,7 @@ async def _measured(
         busy = asyncio.create_task(churn(api, open_ones[0], nodes, seconds))
         busy_cpu, busy_traffic = await phase(pid, open_ones, seconds)
         visible = await busy
-        memory, peak = memory_of(pid), memory_of(pid, "VmHWM")
+        memory, peak = resident(pid), most_resident(pid)
         for stream in streams:
             stream.cancel()
         await asyncio.wait(streams)

@@ -21,6 +21,7 @@ from typing import Any
 from playwright.async_api import Browser, CDPSession, Page
 
 import bench.results as results
+from bench.usage import cpu_seconds
 from shoal.dashboard.config import DashboardConfig
 from shoal.embedded.app import EmbeddedApi
 from shoal.metrics.history_wire import CardReading, ContainerReading
@@ -153,12 +154,6 @@ def memory_mib(pid: int) -> float:
     """The proportional set size of a process."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) / 1024
-
-
-def cpu_seconds(pid: int) -> float:
-    """The CPU time of a process."""
-    after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def tab_process(browser: Browser, page: Page) -> int:

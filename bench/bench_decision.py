@@ -11,12 +11,12 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from pathlib import Path
 from random import Random
 
 import numpy as np
 
 import bench.results as results
+from bench.usage import resident
 from shoal.model.gpu import Gpu, NodeGpus
 from shoal.model.request import ContainerRequest, Request, Share
 from shoal.placement.engine import Engine
@@ -119,11 +119,6 @@ class Churn:
                 self.engine.worths(request)
             times.append((time.perf_counter_ns() - start) / 1000)
         return times
-
-
-def resident() -> float:
-    """Resident memory of this process in MB."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096 / 1e6
 
 
 def addition() -> float:

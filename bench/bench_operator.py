@@ -2,8 +2,9 @@
 the chart on a real node: from `helm upgrade --install` to a running share, and the agent's memory in its container.
 
 Both ways over fake nodes label the nodes and have four DaemonSets with a pod on each, in the same run; raw they are
-made by a client that does nothing else. The operator's time is from its start until its policy says ready. Fake nodes
-say of themselves that they are validated. One etcd (without fsync), the control plane and the client share the machine.
+made by a client that does nothing else, once with the smallest pods there are and once with the pods that the operator
+made. The operator's time is from its start until its policy says ready. Fake nodes say of themselves that they are
+validated. One etcd (without fsync), the control plane and the client share the machine.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import yaml
 
 import bench.results as results
+from bench.usage import cpu_seconds, megabytes, resident
 from deploy.image import build as image
 from shoal import __version__
 from shoal.kube.access.kubeconfig import load_kubeconfig
@@ -92,26 +94,49 @@ async def until(ready: Any, patience: float = 1200, *, alive: Process | None = N
             await asyncio.sleep(0.2)
 
 
-async def raw(plane: ControlPlane, client: Client, names: list[str]) -> float:
-    """Seconds for labels and four DaemonSets, until all pods are available; then all of it is taken away."""
-    plane.api.create_namespace("raw")
+def like_the_operators(plane: ControlPlane) -> list[dict[str, Any]]:
+    """The DaemonSets that the operator made, for another namespace, without its marks."""
+    found = []
+    for one in plane.api.request("GET", daemon_sets(NAMESPACE))["items"]:
+        template = one["spec"]["template"]
+        for name in ("serviceAccount", "serviceAccountName"):
+            template["spec"].pop(name, None)  # accounts that the other namespace has not
+        spec = {name: one["spec"][name] for name in ("selector", "template", "updateStrategy")}
+        metadata = {"name": one["metadata"]["name"], "namespace": "raw"}
+        found.append({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec})
+    return found
+
+
+def daemon_sets(namespace: str) -> str:
+    """The path of a namespace's DaemonSets."""
+    return f"/apis/apps/v1/namespaces/{namespace}/daemonsets"
+
+
+async def raw(plane: ControlPlane, client: Client, names: list[str], made: list[dict[str, Any]]) -> float:
+    """Seconds for labels and DaemonSets, until all pods are available; then all of it is taken away."""
     labels = {nvidia.deploy_label(name): "true" for name in DEPLOYED}
     start = time.perf_counter()
     await each(names, lambda name: client.patch(NODES, name, {"metadata": {"labels": labels}}))
-    for name in RAW:
-        plane.api.request("POST", "/apis/apps/v1/namespaces/raw/daemonsets", raw_daemon_set(name))
+    for one in made:
+        plane.api.request("POST", daemon_sets("raw"), one)
 
     def available() -> bool:
-        found = plane.api.request("GET", "/apis/apps/v1/namespaces/raw/daemonsets")["items"]
+        found = plane.api.request("GET", daemon_sets("raw"))["items"]
         return all(one["status"].get("numberAvailable", 0) == len(names) for one in found)
 
     await until(available)
     seconds = time.perf_counter() - start
-    for name in RAW:
-        plane.api.request("DELETE", f"/apis/apps/v1/namespaces/raw/daemonsets/{name}")
-    await until(lambda: not plane.api.request("GET", "/api/v1/namespaces/raw/pods?limit=1")["items"])
-    await each(names, lambda name: client.patch(NODES, name, {"metadata": {"labels": dict.fromkeys(labels)}}))
+    await take_away(plane, client, names, "raw")
     return seconds
+
+
+async def take_away(plane: ControlPlane, client: Client, names: list[str], namespace: str) -> None:
+    """Delete the DaemonSets of a namespace, and the labels of nodes that they go by."""
+    for one in plane.api.request("GET", daemon_sets(namespace))["items"]:
+        plane.api.request("DELETE", f"{daemon_sets(namespace)}/{one['metadata']['name']}")
+    await until(lambda: not plane.api.request("GET", f"/api/v1/namespaces/{namespace}/pods?limit=1")["items"])
+    labels = {nvidia.deploy_label(name): None for name in DEPLOYED}
+    await each(names, lambda name: client.patch(NODES, name, {"metadata": {"labels": labels}}))
 
 
 @contextmanager
@@ -158,13 +183,6 @@ def writes(plane: ControlPlane) -> float:
     return total
 
 
-def memory(pid: int) -> float:
-    """Resident megabytes of a process."""
-    found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) / 1000
-
-
 async def scale(run: Run, count: int, rest: float, limit: float, *, compare: bool) -> list[results.Row]:
     """The operator over so many fake nodes."""
     rows: list[results.Row] = []
@@ -177,7 +195,8 @@ async def scale(run: Run, count: int, rest: float, limit: float, *, compare: boo
             meta = {"labels": {nvidia.LABEL_PRESENT: "true"}}
             meta_of: Mapping[str, object] = {**meta, "annotations": {operator.ANNOTATION_VALIDATION: validated()}}
             await each(names, lambda name: client.patch(NODES, name, {"metadata": meta_of}))
-            seconds = await raw(plane, client, names) if compare else 0.0
+            plane.api.create_namespace("raw")
+            seconds = await raw(plane, client, names, [raw_daemon_set(name) for name in RAW]) if compare else 0.0
         plane.api.create_namespace(NAMESPACE)
         with running_operator(run, plane) as process:
             start = time.perf_counter()
@@ -189,20 +208,26 @@ async def scale(run: Run, count: int, rest: float, limit: float, *, compare: boo
 
             await until(ready, alive=process)
             took = time.perf_counter() - start
+            rows.append(results.Row(f"the operator, {count} nodes", took, "s"))
+            rows.append(results.Row("the operator's CPU by then", cpu_seconds(process.pid), "s"))
             if compare:
                 rows += [
                     results.Row(f"labels and four raw DaemonSets, {count} nodes", seconds, "s"),
-                    results.Row(f"the operator, {count} nodes", took, "s"),
                     results.below("the operator by raw DaemonSets", took / seconds, "", 1.3),
                 ]
-            else:
-                rows.append(results.Row(f"the operator, {count} nodes", took, "s"))
             await asyncio.sleep(10)  # controllers of Kubernetes tell of the last pods
             before = await asyncio.to_thread(writes, plane)
             await asyncio.sleep(rest)
             after = await asyncio.to_thread(writes, plane)
             rows.append(results.below(f"writes in {rest:.0f} s at rest, {count} nodes", after - before, "", 0))
-            rows.append(results.below(f"the operator's memory, {count} nodes", memory(process.pid), "MB", limit))
+            rows.append(results.below(f"the operator's memory, {count} nodes", resident(process.pid), "MB", limit))
+        if compare:
+            async with Client(access) as client:
+                made = like_the_operators(plane)
+                await take_away(plane, client, names, NAMESPACE)
+                seconds = await raw(plane, client, names, made)
+            rows.append(results.Row("labels and raw DaemonSets with the operator's pods", seconds, "s"))
+            rows.append(results.Row("the operator by those", took / seconds, ""))
         nodes.stop()
     return rows
 
@@ -221,10 +246,7 @@ def on_a_node(run: Run) -> list[results.Row]:
         bed.kubectl("wait", "--for=condition=Ready", "pod/share", "--timeout=600s")
         installed = time.perf_counter() - start
         pid = bed.node.run(["sh", "-c", "pgrep -f 'run.py agent --config.*--dev' | head -1"]).strip()
-        status = bed.node.run(["cat", f"/proc/{pid}/status"])
-        found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
-        assert found is not None
-        agent = int(found[1]) / 1000
+        agent = megabytes(bed.node.run(["cat", f"/proc/{pid}/status"]))
     return [
         results.below("the image, built", built, "s", 90),
         results.below("the image, packed", archive.stat().st_size / 1e6, "MB", 60),

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import bench.results as results
+from bench.usage import resident
 from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
 from shoal.kube.codec import codec_of
@@ -217,11 +218,6 @@ async def through_json(client: Client, version: str, count: int) -> tuple[float,
                 break
     assert len(kept) == POD_COUNT
     return time.perf_counter() - wall, time.process_time() - cpu
-
-
-def resident() -> float:
-    """Resident memory of this process in MB."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096 / 1e6
 
 
 def hold(how: str, folder: Path) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 import bench.results as results
+from bench.usage import resident
 from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.kinds import NAMESPACES, PODS
 from shoal.gpu.describe import CardDescription
@@ -151,10 +152,7 @@ class CollectorProcess:
 
     def memory_mb(self) -> float:
         """Resident memory."""
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
-        match = re.search(r"VmRSS:\s+(\d+) kB", text)
-        assert match
-        return int(match[1]) / 1024
+        return resident(self.process.pid)
 
     async def until_shown(self, number: int, count: int) -> None:
         """Until it shows so many containers of a round, and none of another."""

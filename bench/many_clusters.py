@@ -30,6 +30,7 @@ import yaml
 import bench.results as results
 from bench.bench_offer import Bench, offering, templates
 from bench.bench_offer import rows as timed_rows
+from bench.usage import cpu_seconds, most_resident, resident
 from shoal.clusters.asking import AskingChoice
 from shoal.clusters.member import Member
 from shoal.clusters.offers import OfferClient, asked_pod
@@ -113,10 +114,10 @@ async def _choose(asked: list[dict[str, Any]], pids: list[int]) -> list[results.
         single, every, busy, theirs = [], [], [], []
         for _ in range(ROUNDS):
             single.append(await _times(only_one, pods))
-            began, before = time.process_time(), _cpu(pids)
+            began, before = time.process_time(), sum(map(cpu_seconds, pids))
             every.append(await _times(all_of_them, pods))
             busy.append((time.process_time() - began) * 1000 / CALLS)
-            theirs.append((_cpu(pids) - before) * 1000 / CALLS)
+            theirs.append((sum(map(cpu_seconds, pids)) - before) * 1000 / CALLS)
     alone = min(float(np.median(one)) for one in single)
     together = min(float(np.median(one)) for one in every)
     return [
@@ -126,15 +127,6 @@ async def _choose(asked: list[dict[str, Any]], pids: list[int]) -> list[results.
         results.Row("choice, CPU of all clusters together", min(theirs), "ms"),
         results.below(f"choice among {MEMBERS} to one question", together / alone, "x", MEMBERS),
     ]
-
-
-def _cpu(pids: list[int]) -> float:
-    """Seconds that processes have been busy for."""
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _member(number: int, known: dict[str, Any]) -> Member:
@@ -174,7 +166,7 @@ def memory(copies: int) -> list[results.Row]:
         manager = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         stack.callback(manager.kill)
         _until_idle(port, copies)
-        peak, now = _of_process(manager.pid)
+        peak, now = most_resident(manager.pid), resident(manager.pid)
     name = f"live manager, {copies:,} copies in {MEMBERS} clusters"
     return [results.below(f"{name}, memory", now, "MB", 250), results.Row(f"{name}, peak", peak, "MB")]
 
@@ -190,12 +182,6 @@ def _until_idle(port: int, copies: int) -> None:
             queue = float(re.findall(r"^shoal_clusters_queue (\S+)$", text, re.MULTILINE)[0])
             leads = float(re.findall(r"^shoal_clusters_leads (\S+)$", text, re.MULTILINE)[0])
             quiet = quiet + 1 if known == copies and leads and not queue else 0
-
-
-def _of_process(pid: int) -> tuple[float, float]:
-    """MB: at most, and now."""
-    found = dict(re.findall(r"^(VmHWM|VmRSS):\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE))
-    return int(found["VmHWM"]) / 1024, int(found["VmRSS"]) / 1024
 
 
 async def _serve(folder: Path, copies: int) -> None:

@@ -7,7 +7,6 @@ on a thread of its own, so that nothing else this process does can delay it.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from bench.usage import cpu_seconds, resident
 from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.client import Client
 from shoal.kube.objects.meta import Object
@@ -217,15 +217,4 @@ class Meter:
 
     def megabytes(self) -> list[float]:
         """What each holds in memory now."""
-        return [resident(process.pid) / 1e6 for process in self.processes]
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def resident(pid: int) -> int:
-    """Bytes of a process in memory."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return [resident(process.pid) for process in self.processes]
