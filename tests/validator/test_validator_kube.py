@@ -86,6 +86,7 @@ async def test_from_nothing_to_ready_with_the_rights_of_its_account(
                 await eventually(lambda: said[-1:] == [{"driver": False}], "the write")
             # The validator under the runtime class may notice first. Nothing is written twice.
             assert all(one["driver"] and not all(one.values()) for one in said[:-1])
+            await eventually(lambda: validator.writes >= writes + len(said), "all answered")
             assert validator.writes == writes + len(said) <= writes + 2
     finally:
         await site.forget(node.name)
