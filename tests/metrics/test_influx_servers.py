@@ -21,6 +21,9 @@ from tests.testbed import influxdb
 from tests.testbed.influxdb import PASSWORD, USER, InfluxServer
 from tests.testbed.processes import Run
 
+# Asked for by name: the fixtures of the servers are not.
+pytestmark = pytest.mark.usefixtures("testbed_run")
+
 SOON = Backoff(first=0.05, longest=0.5)
 #: Far more than any server needs.
 PATIENCE = 300

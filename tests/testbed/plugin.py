@@ -49,9 +49,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"needs Kubernetes {mark.args[0]}"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Keep the programs from tests that have to do without: also where they are there."""
+    binaries.Permission.granted = any(item.get_closest_marker(name) for name in ("kube", "page"))
+
+
 @pytest.fixture(scope="session")
 def testbed_run() -> Iterator[Run]:
     """The folder and programs of this run; nothing of it is left afterwards."""
+    if not binaries.Permission.granted:
+        pytest.fail("a test must ask for testbed_run by name, not by getfixturevalue alone: then it is marked kube")
     with Run() as run:
         yield run
 

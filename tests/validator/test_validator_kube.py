@@ -92,6 +92,7 @@ async def test_from_nothing_to_ready_with_the_rights_of_its_account(
         await site.forget(node.name)
 
 
+@pytest.mark.usefixtures("testbed_run")
 def test_the_manifests_name_what_the_programs_take() -> None:
     """Probes ask the ports that are served, and flags are those of the command."""
     rendered = {source: yaml.safe_load(text) for source, text in documents(render(find("helm"), namespace=SYSTEM))}
