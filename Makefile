@@ -148,6 +148,7 @@ clean: ## Remove all that make has made, .venv included
 
 .venv/.installed: .venv/.locked pyproject.toml
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m compileall -q -j 0 src >/dev/null || true
 	@touch $@
 
 # Installs what is missing of some Debian packages, and starts no service of theirs; on other systems they are the

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tests.attacks.arena import Object
+from tests.cases import read_cases
 
 FOLDER = Path(__file__).parent / "table"
 
@@ -46,6 +45,6 @@ class Attack:
 def attacks() -> list[Attack]:
     """All of them."""
     rows: list[tuple[str, dict[str, Any]]] = [
-        (path.stem, row) for path in sorted(FOLDER.glob("*.yaml")) for row in yaml.safe_load(path.read_text())
+        (path.stem, row) for path in sorted(FOLDER.glob("*.yaml")) for row in read_cases(path)
     ]
     return [Attack(file=file, **row) for file, row in rows]

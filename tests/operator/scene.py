@@ -104,7 +104,7 @@ def _documents() -> tuple[dict[str, Any], ...]:
     texts = [_NVIDIA]
     for folder in ("agent", "agent-mps", "discovery", "metrics"):
         texts += [path.read_text() for path in sorted((DEPLOY / folder).glob("*.yaml")) if "kustom" not in path.name]
-    return tuple(one for text in texts for one in yaml.safe_load_all(text) if one)
+    return tuple(one for text in texts for one in yaml.load_all(text, yaml.CSafeLoader) if one)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.embedded.policies.errors import CelError
@@ -38,6 +39,8 @@ _PATH: Final = re.compile(r"[\w.?]+(?:\.orValue\((?:\{\}|\[\]|'[^'\\]*')\))?|'[^
 _NO_KEY: Final = re.compile(r'(?:NOT_FOUND: )?Key not found in map : "(.*)"', re.DOTALL)
 #: The types of the runtime by their names in Kubernetes' messages.
 _TYPE_NAMES: Final = re.compile(r"\b[A-Z]+\b")
+#: Compiled expressions that are kept.
+_EXPRESSIONS: Final = 4096
 _INT64: Final = 2**63
 _QUANTITY: Final = "quantity"
 #: What an authorizer in the making has been told.
@@ -55,6 +58,8 @@ class CelEnvironment:
             raise CelError(
                 "the embedded API server needs a CEL runtime for its admission policies: pip install 'shoal[embedded]'"
             ) from error
+        # A policy is compiled when it is written and when it is first asked, parts of it stand in several.
+        self._compile = lru_cache(maxsize=_EXPRESSIONS)(self._compile_anew)
         self._error = cel.Type.ERROR
         self._now: Evaluation | None = None
         self._env = cel.NewEnv(
@@ -69,6 +74,9 @@ class CelEnvironment:
 
     def compile_plain(self, expression: str) -> cel.Expression:
         """An expression that knows no variables."""
+        return self._compile(expression)
+
+    def _compile_anew(self, expression: str) -> cel.Expression:
         try:
             return self._env.compile(expression)
         except (RuntimeError, ValueError) as error:

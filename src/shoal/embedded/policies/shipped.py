@@ -17,6 +17,8 @@ from shoal.embedded.patch.json_patch import apply_json_patch
 from shoal.embedded.store import Object
 from shoal.model.contract.gpushare import MemoryUnit
 
+#: In C where there is one: these files are our own, and are read at every start.
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FILE: Final = "kustomization.yaml"
 _KNOWN: Final = {"apiVersion", "kind", "resources", "nameSuffix", "patches"}
 _FOLDERS: Final = {MemoryUnit.GIB: "admission", MemoryUnit.MIB: "admission-mib"}
@@ -59,7 +61,7 @@ def _place(obj: Object) -> tuple[int, bool]:
 
 def rendered(folder: Path) -> list[Object]:
     """The objects of a folder with a kustomization."""
-    told = yaml.safe_load((folder / _FILE).read_text())
+    told = yaml.load((folder / _FILE).read_text(), _LOADER)
     unknown = set(told) - _KNOWN
     if unknown:
         raise ManifestError(f"{folder / _FILE} uses {', '.join(sorted(unknown))}: read it with kubectl kustomize")
@@ -74,7 +76,7 @@ def _resource(path: Path) -> Iterable[Object]:
 
 
 def _documents(path: Path) -> Iterator[Object]:
-    return (obj for obj in yaml.safe_load_all(path.read_text()) if obj)
+    return (obj for obj in yaml.load_all(path.read_text(), _LOADER) if obj)
 
 
 def _patched(obj: Object, patches: Iterable[dict[str, Any]]) -> Object:
@@ -84,7 +86,7 @@ def _patched(obj: Object, patches: Iterable[dict[str, Any]]) -> Object:
             raise ManifestError(f"a patch has the target {target}: only kind and name are understood")
         name = obj["metadata"]["name"]
         if target.get("kind", obj["kind"]) == obj["kind"] and re.fullmatch(target.get("name", ".*"), name):
-            obj = apply_json_patch(obj, yaml.safe_load(patch["patch"]))
+            obj = apply_json_patch(obj, yaml.load(patch["patch"], _LOADER))
     return obj
 
 
