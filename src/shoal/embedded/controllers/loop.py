@@ -34,6 +34,7 @@ from shoal.embedded.kinds import (
 )
 from shoal.embedded.recorder import EventWriter
 from shoal.embedded.registry import Registry
+from shoal.embedded.rules.claims import claim_names, has_claims
 from shoal.embedded.selectors import matches_selector
 from shoal.embedded.store import Key, Object, key_of
 from shoal.embedded.writes import ACTING
@@ -327,12 +328,12 @@ class Controllers:
     def _observe_claims(self, before: Object | None, after: Object | None) -> None:
         """Claims of a pod that has ended or gone may be given back."""
         pod = after or before
-        if pod is None or not any(state and resource_claim.has_claims(state) for state in (before, after)):
+        if pod is None or not any(state and has_claims(state) for state in (before, after)):
             return
         self._world.note_claims(key_of(pod))
         if after is None or resource_claim.is_done(after):
             name = self._by_kind[RESOURCE_CLAIMS.group, RESOURCE_CLAIMS.kind].name
-            for claim in resource_claim.claim_names(pod):
+            for claim in claim_names(pod):
                 self._queue.add(Item(name, (pod["metadata"]["namespace"], claim)))
 
     def _add_grandparent(self, gone: Object | None) -> None:

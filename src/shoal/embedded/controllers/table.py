@@ -34,6 +34,7 @@ from shoal.embedded.kinds import (
     STATEFUL_SETS,
     Kind,
 )
+from shoal.embedded.rules.claims import claim_names, has_claims
 from shoal.embedded.selectors import selector_of
 from shoal.embedded.store import Object
 
@@ -105,7 +106,7 @@ def _of_budget(world: ObjectIndex, obj: Object) -> Owned:
 
 def _of_pod_with_claims(world: ObjectIndex, obj: Object) -> Owned:
     namespace = obj["metadata"]["namespace"]
-    named = [world.get(RESOURCE_CLAIMS, (namespace, name)) for name in resource_claim.claim_names(obj)]
+    named = [world.get(RESOURCE_CLAIMS, (namespace, name)) for name in claim_names(obj)]
     found = {one["metadata"]["name"]: one for one in (*named, *world.owned(obj, RESOURCE_CLAIMS)) if one is not None}
     templates = [
         world.get(RESOURCE_TEMPLATES, (namespace, entry["resourceClaimTemplateName"]))
@@ -139,9 +140,7 @@ CONTROLLERS: Final = (
     Controller("statefulset-controller", STATEFUL_SETS, (PODS, REVISIONS), stateful_set.reconcile, _of_stateful_set),
     Controller("daemonset-controller", DAEMON_SETS, (PODS, REVISIONS), daemon_set.reconcile, _of_daemon_set),
     Controller("job-controller", JOBS, (PODS,), job.reconcile, _of_job),
-    Controller(
-        "resource_claim", PODS, (), resource_claim.reconcile_pod, _of_pod_with_claims, resource_claim.has_claims
-    ),
+    Controller("resource_claim", PODS, (), resource_claim.reconcile_pod, _of_pod_with_claims, has_claims),
     Controller("resource_claim of claims", RESOURCE_CLAIMS, (), resource_claim.reconcile_claim, _of_resource_claim),
     Controller("controllermanager", BUDGETS, (), disruption_budget.reconcile, _of_budget),
 )

@@ -13,6 +13,7 @@ from shoal.embedded.controllers.execute import Action, Create, DropFinalizer, Ev
 from shoal.embedded.controllers.reconcile import pods
 from shoal.embedded.kinds import PODS, RESOURCE_CLAIMS, RESOURCE_TEMPLATES, ResourceKey
 from shoal.embedded.patch.json_values import copied
+from shoal.embedded.rules.claims import claim_name, claim_names, status_of
 from shoal.embedded.store import Key, Object
 from shoal.model.contract import dra
 
@@ -24,11 +25,6 @@ _NOT_MADE: Final = "FailedResourceClaimCreation"
 # Which claims a pod has
 
 
-def has_claims(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod names claims, or a scheduler made one of its extended resources."""
-    return bool(pod["spec"].get("resourceClaims")) or "extendedResourceClaimStatus" in (pod.get("status") or {})
-
-
 def named_by(pod: Mapping[str, Any]) -> Iterator[tuple[ResourceKey, Key]]:
     """The claims and the templates that a pod names."""
     namespace = pod["metadata"]["namespace"]
@@ -37,26 +33,6 @@ def named_by(pod: Mapping[str, Any]) -> Iterator[tuple[ResourceKey, Key]]:
             yield RESOURCE_TEMPLATES.key, (namespace, one["resourceClaimTemplateName"])
     for name in claim_names(pod):
         yield RESOURCE_CLAIMS.key, (namespace, name)
-
-
-def claim_names(pod: Mapping[str, Any]) -> list[str]:
-    """The claims of a pod, as far as they are known."""
-    found = [name for one in pod["spec"].get("resourceClaims") or () if (name := claim_name(pod, one))]
-    extended = (pod.get("status") or {}).get("extendedResourceClaimStatus")
-    return found if extended is None else [*found, extended["resourceClaimName"]]
-
-
-def claim_name(pod: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
-    """The claim behind an entry of a pod's `resourceClaims`; nothing while it is not made, or where none is needed."""
-    if "resourceClaimName" in entry:
-        return str(entry["resourceClaimName"])
-    made = _status_of(pod, entry["name"])
-    return "" if made is None else str(made.get("resourceClaimName", ""))
-
-
-def _status_of(pod: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    statuses = (pod.get("status") or {}).get("resourceClaimStatuses") or ()
-    return next((one for one in statuses if one["name"] == name), None)
 
 
 def is_done(pod: Object) -> bool:
@@ -94,7 +70,7 @@ def _needs_claim(pod: Object, entry: Object, owned: Owned) -> bool:
     """Whether a claim must still be made from the entry's template, or its name written down."""
     if "resourceClaimTemplateName" not in entry:
         return False
-    status = _status_of(pod, entry["name"])
+    status = status_of(pod, entry["name"])
     if status is None:
         return True
     name = status.get("resourceClaimName")
