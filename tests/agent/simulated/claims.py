@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import http.client
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,12 +27,14 @@ from tests.kubelet.pods import Pods
 from tests.testbed.waiting import wait_for
 
 CONFIG = SchedulerConfig(
-    scheduler_names=(kubernetes.DEFAULT_SCHEDULER,),
+    scheduler_names=(kubernetes.DEFAULT_SCHEDULER, "gpu-scheduler"),
     host="127.0.0.1",
     port=0,
     health_host="127.0.0.1",
     health_port=0,
     claims=True,
+    tls=None,
+    open_inspect=True,
     election=ElectionConfig(enabled=False),
 )
 
@@ -41,6 +45,17 @@ class SimulatedClaimsLab(Claiming, SimulatedLab):
     def __init__(self, node: SimulatedNode, pods: Pods) -> None:
         super().__init__(node, pods)
         self.said = _Said()
+        #: Where the scheduler answers.
+        self.scheduler_port = 0
+
+    def inspect(self) -> dict[str, Any]:
+        """The scheduler's ledger as gpushare's clients see it, by node."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.scheduler_port, timeout=60)
+        try:
+            connection.request("GET", "/gpushare-scheduler/inspect")
+            return {node["name"]: node for node in json.load(connection.getresponse())["nodes"]}
+        finally:
+            connection.close()
 
     def wait_logged(self, *words: str) -> None:
         def said() -> bool:
@@ -98,12 +113,14 @@ def simulated_claims(
     server.request("POST", "/apis/resource.k8s.io/v1/deviceclasses", device_class)
     access = load_kubeconfig([server.api.kubeconfig()], environ={}, explicit=True)
 
+    serving: asyncio.Queue[scheduler.Ports] = asyncio.Queue()
+
     async def start() -> tuple[Nodes, list[asyncio.Task[None]]]:
         nodes = Nodes(server.api, (), folder / "n", timing=TIMING)
         await nodes.start()
         return nodes, [
             asyncio.create_task(Controllers(server.api.registry, server.api.deletion).run()),
-            asyncio.create_task(scheduler.run(CONFIG, access, identity="simulated")),
+            asyncio.create_task(scheduler.run(CONFIG, access, identity="simulated", serving=serving.put_nowait)),
         ]
 
     async def stop() -> None:
@@ -116,6 +133,7 @@ def simulated_claims(
     nodes, tasks = loop.run(start())
     node = SimulatedNode(server, nodes, NodeDescription("claims", cards=parse_cards(cards)))
     lab = kind(node, Pods(server, "tenant"))  # type: ignore[arg-type]
+    lab.scheduler_port = loop.run(serving.get()).extender
     lab.given_settings = {"claims": True, **settings}
     try:
         lab.start(**lab.given_settings)
