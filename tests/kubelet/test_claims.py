@@ -148,6 +148,17 @@ def test_a_pod_that_never_got_its_claims_ends(kubelet: Node, pods: Pods, new_dri
     assert driver.taken_back == [], "nothing of it was prepared"
 
 
+def test_a_deadline_ends_a_pod_that_waits_for_its_claims(kubelet: Node, pods: Pods, new_driver: NewDriver):
+    driver, claims = new_driver(kubelet), Claims(pods, kubelet)
+    claims.create("c")
+    manifest = claim_pod("late", "c")
+    manifest["spec"]["activeDeadlineSeconds"] = 1
+    claims.wait_for_node(manifest)
+    claims.bind("late")
+    assert pods.wait_phase("late", "Failed")["status"]["reason"] == "DeadlineExceeded"
+    assert (driver.prepared, driver.taken_back) == ([], [])
+
+
 def test_claims_outlive_kubelet(new_node: NewNode, pods: Pods, new_driver: NewDriver):
     node = new_node()
     driver, claims = new_driver(node), Claims(pods, node)

@@ -7,6 +7,7 @@ from tests.kubelet.test_checkpoint import test_checkpoint_is_read_and_written_al
 from tests.kubelet.test_claims import (
     new_driver,
     test_a_claim_of_two_pods_is_prepared_once,
+    test_a_deadline_ends_a_pod_that_waits_for_its_claims,
     test_a_driver_that_refuses_is_asked_again,
     test_a_pod_that_never_got_its_claims_ends,
     test_a_pod_that_waits_is_told_why,
@@ -44,6 +45,7 @@ from tests.kubelet.test_statuses import (
 __all__ = [
     "new_driver",
     "test_a_claim_of_two_pods_is_prepared_once",
+    "test_a_deadline_ends_a_pod_that_waits_for_its_claims",
     "test_a_deleted_pod_that_does_not_listen_is_killed_after_its_grace",
     "test_a_driver_that_refuses_is_asked_again",
     "test_a_pod_that_never_got_its_claims_ends",

@@ -126,7 +126,8 @@ class PodWorker:
         if not run.address and not run.over:
             if has_claims(self.pod):
                 await self._prepare(run)
-            await self._make_sandbox(run)
+            if not run.over:
+                await self._make_sandbox(run)
         while True:
             now = site.clock.now()
             self._refresh()
@@ -159,6 +160,11 @@ class PodWorker:
         """Wait until all claims of the pod are prepared, or it is to end."""
         clock = self._site.clock
         while not self._is_ending():
+            step = run.wait(clock.now())
+            for note in step.notes:
+                self._tell(note)
+            if run.over:
+                return
             self._publish(run)
             try:
                 await self._unless_ending(self._site.claims.prepare(self.pod))
@@ -167,6 +173,7 @@ class PodWorker:
                 why = f"Failed to prepare dynamic resources: prepare dynamic resources: {error}"
                 self._tell(Note("FailedPrepareDynamicResources", why, warning=True))
             seen, until = _words(self.pod), clock.now() + timedelta(seconds=self._site.timing.retry)
+            until = min(until, step.wake or until)
             while clock.now() < until and _words(self.pod) == seen and not self._is_ending():
                 await clock.wait(self.wake, until)
                 self._refresh()
