@@ -20,7 +20,8 @@ import numpy as np
 
 import bench.results as results
 from shoal.model.contract import gpushare
-from tests.agent.real.claims import ClaimsLab, asking, claim_pod, claims_lab
+from tests.agent.claiming import asking, claim_pod
+from tests.agent.real.claims import ClaimsLab, claims_lab
 from tests.kubelet.pods import FOREVER, is_ready
 from tests.testbed.nvml.shim import build
 from tests.testbed.processes import Run

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from shoal.cli.up import up
@@ -16,7 +17,7 @@ from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
 from shoal.kube.objects.node import Node
 from shoal.kube.reflector import Reflector
-from shoal.kube.resources import NODES, PODS
+from shoal.kube.resources import NODES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
 from tests.cli.shoal_up import running
 from tests.kube.waiting import until
 
@@ -48,6 +49,28 @@ async def test_cluster_serves_and_ends_cleanly() -> None:
         assert "Traceback" not in errors
         assert "ERROR:" not in errors
         assert not directory.exists()
+
+
+async def test_cards_are_offered_as_claims() -> None:
+    """As a newcomer does it: the example, unchanged."""
+    example = Path(__file__).parents[2] / "examples" / "dra" / "01-three-gib.yaml"
+    with running("--nodes", "1", "--gpus", "2xT4", "--no-metrics", "--dashboard-port", "-1") as (process, said):
+        async with clients(said)[0] as client:
+            for document in yaml.safe_load_all(example.read_text()):
+                kind = PODS.raw if document["kind"] == "Pod" else RESOURCE_CLAIM_TEMPLATES.raw
+                await client.create(kind, document, namespace="default")
+            async with Reflector(client, PODS) as pods:
+                await until(lambda: any(pod.status.phase == "Running" for pod in pods.store), "the pod runs")
+            log = await client.log("three-gib", namespace="default")
+            assert re.search(r"NVIDIA_VISIBLE_DEVICES=GPU-[0-9a-f-]+\n", log)
+            (claim,) = (await client.list(RESOURCE_CLAIMS, namespace="default")).items
+            assert claim.metadata.name.startswith("three-gib-gpu-")
+            await client.delete(PODS, "three-gib", namespace="default", grace_seconds=1)
+            async with Reflector(client, RESOURCE_CLAIMS) as claims:
+                await until(lambda: not list(claims.store), "the claim is given back")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+        assert (process.returncode, errors) == (0, "")
 
 
 def test_grpc_logs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,8 @@ async def test_claims_are_shown_with_their_pods_to_those_who_may_see_these(site:
     pod = site.api.registry.get(PODS_OF_API, "red", "user")
     reserved = [{"resource": "pods", "name": "user", "uid": pod["metadata"]["uid"]}]
     there = site.api.registry.get(claims, "red", "c")
-    site.api.registry.update(claims, "red", "c", {**there, "status": {"reservedFor": reserved}}, subresource="status")
+    status = {"allocation": {"devices": {}}, "reservedFor": reserved}
+    site.api.registry.update(claims, "red", "c", {**there, "status": status}, subresource="status")
     await until(lambda: any(one.claims for one in site.serving.live.current.pods() if one.phase), "known")
     told = await site.get("/pods/red/user")
     assert (told["claims"], told["requestedMiB"], told["state"]) == (["c"], 3072, "running")

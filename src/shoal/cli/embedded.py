@@ -25,10 +25,12 @@ from shoal.discovery import app as discovery
 from shoal.discovery.config import DiscoveryConfig
 from shoal.embedded.app import EmbeddedApi
 from shoal.embedded.controllers.loop import Controllers
-from shoal.embedded.kinds import NODES
+from shoal.embedded.kinds import DEVICE_CLASSES, NODES
 from shoal.embedded.nodes.app import Nodes
 from shoal.embedded.nodes.cluster import NodeDescription
+from shoal.embedded.nodes.devices.plugins import socket_address
 from shoal.embedded.nodes.host import Host
+from shoal.embedded.policies.shipped import device_class
 from shoal.embedded.store import Object
 from shoal.gpu.simulated import SimulatedNvml
 from shoal.kube.access.credentials import Access
@@ -42,7 +44,7 @@ from shoal.metrics.digest import DigestSettings
 from shoal.metrics.history_server import HistorySettings
 from shoal.metrics.processes import ContainerRef, container_in
 from shoal.metrics.snapshot import LatestSnapshot
-from shoal.model.contract import keti, kubernetes, nvidia, shoal
+from shoal.model.contract import dra, keti, kubernetes, nvidia, shoal
 from shoal.model.contract.clusters import NAMESPACE_MANAGER
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.scheduler import app as scheduler
@@ -78,6 +80,8 @@ class EmbeddedPlan:
     metrics_seconds: float = 5.0
     #: Whether nodes are labelled with what they have.
     discovery: bool = False
+    #: Whether agents offer the cards as claims too, and the scheduler allocates these.
+    claims: bool = False
     #: Whether its scheduler makes offers to a cluster manager.
     offers: bool = False
     #: When they tell the scheduler what is used.
@@ -92,6 +96,9 @@ class EmbeddedCluster:
         self._directory = directory
         self.api = EmbeddedApi(directory / "api", plan.port, admission=plan.unit)
         self.nodes = Nodes(self.api, plan.nodes, directory / "nodes")
+        if plan.claims:
+            for kubelet in self.nodes:  # better now than when it is used
+                socket_address(_paths(kubelet.host).driver(dra.DRIVER).registration)
         #: By node, what its collector last saw.
         self.measured: dict[str, LatestSnapshot] = {}
         #: The port on which its scheduler makes offers, once `offering` is set.
@@ -116,6 +123,8 @@ class EmbeddedCluster:
         SSLProtocol.max_size = _TLS_BUFFER
         await self.api.__aenter__()
         await self._group.__aenter__()
+        if self.plan.claims:
+            self.api.registry.create(DEVICE_CLASSES, "", device_class(), manager="shoal")
         self._start("controllers", Controllers(self.api.registry, self.api.deletion).run())
         self._start("nodes", self.nodes.run())
         access = load_access(environ=os.environ, home=Path.home(), kubeconfig=self.kubeconfig)
@@ -128,6 +137,7 @@ class EmbeddedCluster:
             health_port=0,
             memory_unit=self.plan.unit,
             policy=self.plan.policy,
+            claims=self.plan.claims,
             election=ElectionConfig(enabled=False),
             tls=TlsConfig(secret=SECRET) if self.plan.offers else None,
             offer=OfferConfig(enabled=self.plan.offers, host=_LOOPBACK, port=0),
@@ -216,16 +226,10 @@ class EmbeddedCluster:
 
     def _agent(self, host: Host, access: Access) -> Coroutine[None, None, None]:
         return agent.run(
-            AgentConfig(node_name=host.spec.name, memory_unit=self.plan.unit, port=None),
+            AgentConfig(node_name=host.spec.name, memory_unit=self.plan.unit, claims=self.plan.claims, port=None),
             access,
             lambda: host.nvml,
-            HostPaths(
-                host.folders.device_plugins,
-                host.folders.pod_resources,
-                host.folders.cdi,
-                run=host.folders.run,
-                pod_cgroups=host.folders.cgroups,
-            ),
+            _paths(host),
         )
 
     def _worker(self, host: Host, access: Access) -> Coroutine[None, None, None]:
@@ -252,6 +256,21 @@ class EmbeddedCluster:
 
     def _start(self, name: str, part: Coroutine[None, None, None]) -> None:
         self._tasks.append(self._group.create_task(part, name=name))
+
+
+def _paths(host: Host) -> HostPaths:
+    """The folders of a simulated node, as its agent has them."""
+    return HostPaths(
+        host.folders.device_plugins,
+        host.folders.pod_resources,
+        host.folders.cdi,
+        run=host.folders.run,
+        programs=host.folders.root / "programs",
+        pod_cgroups=host.folders.cgroups,
+        plugins_registry=host.folders.plugins_registry,
+        plugins=host.folders.plugins,
+        host_plugins=host.folders.plugins,
+    )
 
 
 async def run_anew(name: str, part: Callable[[], Awaitable[None]]) -> None:

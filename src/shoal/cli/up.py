@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     "--metrics/--no-metrics", default=None, help="Run a collector on each node; up to 32 nodes they run unless told."
 )
 @click.option(
+    "--claims/--no-claims",
+    default=None,
+    help="Offer the cards as claims (DRA) too; up to 32 nodes it is so unless told.",
+)
+@click.option(
     "--dashboard-port",
     type=click.IntRange(-1, 65535),
     default=0,
@@ -56,6 +61,7 @@ def up(
     memory_unit: str,
     policy: str,
     metrics: bool | None,
+    claims: bool | None,
     dashboard_port: int,
     directory: Path | None,
     verbose: bool,
@@ -89,16 +95,16 @@ def up(
     except (ClusterError, PolicyError) as error:
         raise click.ClickException(str(error)) from error
     names = [""] if clusters == 1 else [f"cluster{number}" for number in range(1, clusters + 1)]
-    collectors = len(specs) * clusters <= MOST_COLLECTORS if metrics is None else metrics
-    labelled = len(specs) * clusters <= MOST_COLLECTORS
+    small = len(specs) * clusters <= MOST_COLLECTORS
     plans = [
         EmbeddedPlan(
             specs,
             MemoryUnit(memory_unit),
             policy,
             name,
-            metrics=collectors,
-            discovery=labelled,
+            metrics=small if metrics is None else metrics,
+            discovery=small,
+            claims=small if claims is None else claims,
             offers=clusters > 1,
         )
         for name in names

@@ -460,7 +460,7 @@ def _finalizer_errors(new: Object, old: Object) -> list[FieldError]:
 
 def _status_metadata(kind: Kind, metadata: Object, present: Object) -> Object:
     """Which metadata a write to the status subresource may change: it differs by kind."""
-    if kind.custom:
+    if kind.custom or kind.group == "resource.k8s.io":
         kept = dict(present)
     elif kind.group in ("apps", "batch"):
         kept = {name: value for name, value in metadata.items() if name != "labels"}

@@ -2,41 +2,31 @@
 
 import contextlib
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from shoal.model.contract import dra, shoal
-from tests.agent.lab import TELL
+from tests.agent.claiming import ROOT, Claiming
 from tests.agent.real.conftest import RealLab, describe_machine
 from tests.agent.real.test_deploy import kubeconfig_of
 from tests.kube.relay import Relay
 from tests.kubelet.device_plugin import PluginLoop
-from tests.kubelet.pods import Pods, container, is_ready
+from tests.kubelet.pods import Pods
 from tests.testbed import binaries
 from tests.testbed.control_plane import own_control_plane
-from tests.testbed.images import BUSYBOX
 from tests.testbed.node import Node
 from tests.testbed.nvml.shim import Shim
 from tests.testbed.processes import Run
 from tests.testbed.waiting import wait_for
 
-ROOT = Path(__file__).parents[3]
-RESOURCES = "/apis/resource.k8s.io/v1"
 
-
-class ClaimsLab(RealLab):
-    """A node whose agent offers claims."""
+class ClaimsLab(Claiming, RealLab):
+    """On a real kubelet."""
 
     between: "Between | None" = None
-    given_settings: dict[str, Any]
-
-    def again(self, *, wait: bool = True) -> None:
-        """Start the agent with the settings it had at first."""
-        self.start(wait=wait, **self.given_settings)
+    cards: object
 
     def command(self, *more: str) -> Sequence[str | Path]:
         root = self.node.device_plugins.parent
@@ -44,10 +34,20 @@ class ClaimsLab(RealLab):
             f"--plugins-registry={root / 'plugins_registry'}", f"--plugins={root / 'plugins'}", *more
         )
 
-    def wait_ready(self) -> None:
-        super().wait_ready()
-        if self.settings.get("claims"):
-            wait_for(lambda: len(self.devices()) == len(self.gpus), "publishing devices")
+    def apply(self, document: dict) -> None:
+        self.pods.apiserver.kubectl("-n", self.pods.namespace, "apply", "-f", "-", input=yaml.safe_dump(document))
+
+    def pause_kubelet(self) -> None:
+        self.node.kubelet.pause()
+
+    def resume_kubelet(self) -> None:
+        self.node.kubelet.resume()
+
+    def lose_card(self, index: int) -> None:
+        self.shim.write(describe_machine(self.cards, lost=[index]))
+
+    def mend_cards(self) -> None:
+        self.shim.write(describe_machine(self.cards))
 
     @contextlib.contextmanager
     def beside(self, run: Run, library: Path, folder: Path, cards: object) -> Iterator["ClaimsLab"]:
@@ -57,6 +57,7 @@ class ClaimsLab(RealLab):
         shim = Shim(library, folder)
         shim.write(describe_machine(cards))
         lab = ClaimsLab(node, self.pods, run, shim, {})
+        lab.cards = cards
         lab.kubeconfig = kubeconfig_of(lab, folder)
         try:
             lab.start(wait=False, claims=True)
@@ -67,123 +68,6 @@ class ClaimsLab(RealLab):
             lab.clean()
             node.stop()
             self.pods.apiserver.request("DELETE", f"/api/v1/nodes/{node.name}")
-
-    def wait_for_running(self, count: int) -> None:
-        """Wait until so many pods of the namespace run."""
-        wait_for(lambda: sum(map(is_ready, self.pods.all())) == count, f"{count} pods that run")
-
-    # Objects
-
-    def slices(self) -> list[dict]:
-        """The node's slices."""
-        found: list[dict] = self.pods.apiserver.request("GET", f"{RESOURCES}/resourceslices")["items"]
-        return [one for one in found if one["spec"].get("nodeName") == self.node.name]
-
-    def devices(self) -> list[dict]:
-        """The node's devices in their order."""
-        ordered = sorted(self.slices(), key=lambda one: str(one["metadata"]["name"]))
-        return [device for one in ordered for device in one["spec"].get("devices", ())]
-
-    def claim(self, name: str) -> dict:
-        """A claim of the namespace."""
-        return dict(self.pods.apiserver.request("GET", f"{self._path}/resourceclaims/{name}"))
-
-    def claims(self) -> list[dict]:
-        """All claims of the namespace."""
-        found: list[dict] = self.pods.apiserver.request("GET", f"{self._path}/resourceclaims")["items"]
-        return found
-
-    def claim_of(self, pod: str, name: str = "gpu") -> dict:
-        """The claim that was made for a pod."""
-        statuses = self.pods.get(pod)["status"]["resourceClaimStatuses"]
-        return self.claim(next(one["resourceClaimName"] for one in statuses if one["name"] == name))
-
-    def results(self, claim: dict) -> list[dict]:
-        """What was allocated to a claim."""
-        return list(claim["status"]["allocation"]["devices"]["results"])
-
-    def held(self) -> Mapping[str, dict[str, int]]:
-        """By claim, the MiB that the node says it holds of each card; -1 for a whole one."""
-        text = self.object["metadata"]["annotations"].get(shoal.ANNOTATION_HELD)
-        found = {} if text is None else shoal.decode_held(text).claims
-        return {
-            uid: {card.uuid: -1 if card.share.exclusive else card.share.memory_mib for card in cards}
-            for uid, cards in found.items()
-        }
-
-    @property
-    def _path(self) -> str:
-        return f"{RESOURCES}/namespaces/{self.pods.namespace}"
-
-    def make_template(self, name: str, *requests: dict) -> None:
-        """A template of claims with these requests."""
-        spec = {"spec": {"devices": {"requests": list(requests)}}}
-        self.pods.apiserver.request(
-            "POST", f"{self._path}/resourceclaimtemplates", {"metadata": {"name": name}, "spec": spec}
-        )
-
-    def make_claim(self, name: str, *requests: dict) -> str:
-        """A claim with these requests; its UID."""
-        spec = {"devices": {"requests": list(requests)}}
-        made = self.pods.apiserver.request(
-            "POST", f"{self._path}/resourceclaims", {"metadata": {"name": name}, "spec": spec}
-        )
-        return str(made["metadata"]["uid"])
-
-    def allocate(self, claim: str, *results: Mapping[str, object], pods: Sequence[str] = ()) -> None:
-        """Write an allocation as another scheduler might, checked by nobody, and reserve it for pods."""
-        found = self.claim(claim)
-        found["status"] = {
-            "allocation": {
-                "devices": {"results": [{"driver": dra.DRIVER, "pool": self.node.name, **one} for one in results]},
-                "nodeSelector": {
-                    "nodeSelectorTerms": [
-                        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [self.node.name]}]}
-                    ]
-                },
-            },
-            "reservedFor": [
-                {"resource": "pods", "name": name, "uid": self.pods.get(name)["metadata"]["uid"]} for name in pods
-            ],
-        }
-        self.pods.apiserver.request("PUT", f"{self._path}/resourceclaims/{claim}/status", found)
-
-    def create(self, manifest: dict) -> None:
-        """Create a pod for the stock scheduler."""
-        self.pods.apiserver.request("POST", f"/api/v1/namespaces/{self.pods.namespace}/pods", manifest)
-
-    def bind_to(self, name: str) -> None:
-        """Bind a pod to the node, as another scheduler might."""
-        path = f"/api/v1/namespaces/{self.pods.namespace}/pods/{name}/binding"
-        self.pods.apiserver.request("POST", path, {"metadata": {"name": name}, "target": {"name": self.node.name}})
-
-    def example(self, file: str) -> str:
-        """Create what a file of examples/dra holds, with a program that tells its environment; the pod's name."""
-        name = ""
-        for document in yaml.safe_load_all((ROOT / "examples" / "dra" / file).read_text()):
-            if document["kind"] == "Pod":
-                name = document["metadata"]["name"]
-                document["spec"]["terminationGracePeriodSeconds"] = 1
-                for one in document["spec"]["containers"]:
-                    one |= {"image": BUSYBOX, "imagePullPolicy": "Never", "command": ["/bin/sh", "-c", TELL]}
-            self.pods.apiserver.kubectl("-n", self.pods.namespace, "apply", "-f", "-", input=yaml.safe_dump(document))
-        return name
-
-    def cards_of(self, claim: dict) -> list[int]:
-        """The cards that were allocated to a claim, by index, in order."""
-        by_name = {dra.device_name(gpu.uuid): gpu.index for gpu in self.gpus}
-        return [by_name[one["device"]] for one in self.results(claim)]
-
-    def touch(self, name: str) -> None:
-        """Change a pod, so that kubelet looks at it again."""
-        patch = {"metadata": {"annotations": {"touched": str(time.time())}}}
-        path = f"/api/v1/namespaces/{self.pods.namespace}/pods/{name}"
-        self.pods.apiserver.request("PATCH", path, patch, "application/merge-patch+json")
-
-    def force_delete(self, name: str) -> None:
-        """Remove a pod from the API server at once."""
-        path = f"/api/v1/namespaces/{self.pods.namespace}/pods/{name}?gracePeriodSeconds=0"
-        self.pods.apiserver.request("DELETE", path)
 
     def wait_logged(self, *words: str) -> None:
         """Wait until the agent has said all of these words in one line."""
@@ -200,44 +84,6 @@ class ClaimsLab(RealLab):
         command = [str(binaries.find("kubectl")), f"--kubeconfig={self.kubeconfig}", *arguments]
         done = subprocess.run(command, input=input, capture_output=True, text=True, check=False)
         return done.stdout + done.stderr
-
-    def sweep(self) -> None:
-        """Remove all pods and claims of the namespace, and wait until the node holds none."""
-        self.pods.apiserver.request("DELETE", f"/api/v1/namespaces/{self.pods.namespace}/pods")
-        wait_for(lambda: not self.pods.all(), "without pods")
-        for kind in ("resourceclaims", "resourceclaimtemplates"):
-            self.pods.apiserver.request("DELETE", f"{self._path}/{kind}")
-        wait_for(lambda: not self.held() and not self.claims(), "given back")
-
-
-def asking(name: str = "gpu", memory: str | None = None, **more: object) -> dict:
-    """A request of a claim."""
-    exactly: dict = {"deviceClassName": dra.DEVICE_CLASS, **more}
-    if memory is not None:
-        exactly["capacity"] = {"requests": {"memory": memory}}
-    return {"name": name, "exactly": exactly}
-
-
-def claim_pod(name: str, claims: Mapping[str, dict], *containers: dict, script: str = TELL, **spec: object) -> dict:
-    """A pod with claims; unless told otherwise of one container that uses all of them."""
-    used = [{"name": one} for one in claims]
-    default = {**container("main", script), "resources": {"claims": used}}
-    return {
-        "metadata": {"name": name},
-        "spec": {
-            "resourceClaims": [{"name": one, **source} for one, source in claims.items()],
-            "containers": list(containers) or [default],
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 1,
-            **spec,
-        },
-    }
-
-
-def using(name: str, *requests: str, claim: str = "gpu") -> dict:
-    """A container that uses a claim, or some of its requests."""
-    claims = [{"name": claim, "request": one} for one in requests] or [{"name": claim}]
-    return {**container(name, TELL), "resources": {"claims": claims}}
 
 
 def grant(lab: ClaimsLab, folder: Path) -> Path:
@@ -298,6 +144,7 @@ def claims_lab(
         shim = Shim(library, folder)
         shim.write(describe_machine(cards))
         lab = kind(node, Pods(plane.api, "tenant"), run, shim, environment or {})
+        lab.cards = cards
         lab.kubeconfig = grant(lab, folder)
         if between:
             lab.between = Between(lab.kubeconfig, plane.api.port)

@@ -4,21 +4,19 @@ Those alone in which the two could differ and which `test_claims_kube` does not 
 cards that the test chooses, as a scheduler would.
 """
 
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shoal.model.allocation import Allocation
-from shoal.model.contract import dra
 from tests.agent.behaviour import (
     test_forty_equal_pods_at_once,
     test_init_container_sidecar_and_two_apps_each_get_their_own,
 )
-from tests.agent.lab import MEMORY, Lab
-from tests.agent.real.claims import ClaimsLab, asking, claims_lab
+from tests.agent.claiming import ByClaims
+from tests.agent.lab import Lab
+from tests.agent.real.claims import ClaimsLab, claims_lab
 from tests.gpu.conftest import nvml_library
 from tests.testbed.processes import Run
 
@@ -31,38 +29,8 @@ __all__ = [
 pytestmark = pytest.mark.min_kube("1.36")
 
 
-class LabByClaims(ClaimsLab):
-    """Pods that would ask for memory by number get a claim, with one request for each of their containers."""
-
-    def place(self, manifest: dict, allocation: Allocation) -> None:
-        name = manifest["metadata"]["name"]
-        spec = {**manifest["spec"], "schedulerName": "nobody", "tolerations": [{"operator": "Exists"}]}
-        spec["resourceClaims"] = [{"name": "gpu", "resourceClaimName": name}]
-        for kind in ("initContainers", "containers"):
-            spec[kind] = [_by_claim(one) for one in spec.get(kind, ())]
-        results = []
-        requests = []
-        for entry in allocation.containers:
-            (memory,) = {f"{card.share.memory_mib}Mi" for card in entry.cards}
-            requests.append(asking(entry.name, memory, count=len(entry.cards)))
-            results += [
-                {
-                    "request": entry.name,
-                    "device": dra.device_name(card.uuid),
-                    "shareID": str(uuid.uuid4()),
-                    "consumedCapacity": {"memory": memory, "compute": "0"},
-                }
-                for card in entry.cards
-            ]
-        self.make_claim(name, *requests)
-        self.create({**manifest, "spec": spec})
-        self.allocate(name, *results, pods=[name])
-        self.bind_to(name)
-
-
-def _by_claim(container: dict) -> dict:
-    assert list(container["resources"]["limits"]) == [MEMORY]
-    return {**container, "resources": {"claims": [{"name": "gpu", "request": container["name"]}]}}
+class LabByClaims(ByClaims, ClaimsLab):
+    """On a real kubelet."""
 
 
 @pytest.fixture(scope="module")

@@ -91,6 +91,9 @@ def paths_of(node: SimulatedNode) -> HostPaths:
         pod_cgroups=folders.cgroups,
         programs=root / "programs",
         cgroup2=root / "cgroup.controllers",
+        plugins_registry=folders.plugins_registry,
+        plugins=folders.plugins,
+        host_plugins=folders.plugins,
     )
 
 

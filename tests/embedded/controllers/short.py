@@ -6,6 +6,7 @@ from typing import Any
 from shoal.embedded.controllers.execute import (
     Action,
     Create,
+    DropFinalizer,
     EventAction,
     Failure,
     Owned,
@@ -15,14 +16,23 @@ from shoal.embedded.controllers.execute import (
     StatusUpdate,
     Update,
 )
-from shoal.embedded.controllers.reconcile import daemon_set, deployment, job, replica_set, stateful_set
+from shoal.embedded.controllers.reconcile import (
+    daemon_set,
+    deployment,
+    job,
+    replica_set,
+    resource_claim,
+    stateful_set,
+)
 from shoal.embedded.controllers.reconcile.pods import owner_reference
 from shoal.embedded.kinds import (
     DAEMON_SETS,
     DEPLOYMENTS,
     JOBS,
     NODES,
+    PODS,
     REPLICA_SETS,
+    RESOURCE_CLAIMS,
     STATEFUL_SETS,
 )
 from shoal.embedded.rules.kinds import default
@@ -35,13 +45,19 @@ RECONCILES = {
     "StatefulSet": (STATEFUL_SETS, stateful_set.reconcile),
     "DaemonSet": (DAEMON_SETS, daemon_set.reconcile),
     "Job": (JOBS, job.reconcile),
+    "Pod": (PODS, resource_claim.reconcile_pod),
+    "ResourceClaim": (RESOURCE_CLAIMS, resource_claim.reconcile_claim),
 }
+#: Without a template for pods, and not filled in: a case tells all there is.
+PLAIN = ("Pod", "ResourceClaim")
 Object = dict[str, Any]
 
 
 def workload(told: Object) -> Object:
     """A whole object with what the server adds; the labels are `app: web` unless told."""
     kind, _ = RECONCILES[told["kind"]]
+    if kind.kind in PLAIN:
+        return plain(told)
     spec = {"template": {"spec": {}}, **told.get("spec", {})}
     template = spec["template"]
     template.setdefault("metadata", {}).setdefault("labels", {"app": "web"})
@@ -82,6 +98,20 @@ def pod(told: Object, owner: Object) -> Object:
     return {"kind": "Pod", "apiVersion": "v1", "metadata": metadata, "spec": spec, "status": status}
 
 
+def plain(told: Object) -> Object:
+    """A pod, a claim or a template as told; its owner is a pod, `of: NAME`, and its UID is `uid-NAME` unless told."""
+    metadata: Object = {"name": told["name"], "namespace": "ns", "uid": f"uid-{told['name']}", **told.get("meta", {})}
+    if "of" in told:
+        uid = told.get("of_uid", f"uid-{told['of']}")
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": told["of"], "uid": uid, "controller": True}
+        metadata["ownerReferences"] = [owner]
+    if told.get("deleted"):
+        metadata["deletionTimestamp"] = BEFORE
+    kind = told.get("kind", "")
+    obj: Object = {"kind": kind, "apiVersion": "v1" if kind == "Pod" else "resource.k8s.io/v1", "metadata": metadata}
+    return {**obj, "spec": told.get("spec", {}), "status": told.get("status", {})}
+
+
 def node(told: Object) -> Object:
     """A node with labels and taints."""
     metadata = {"name": told["name"], "labels": told.get("labels", {})}
@@ -115,7 +145,9 @@ def owned(told: Object, owner: Object) -> Owned:
     if "failures" in told:
         memory = job.Failures(told["failures"][0], datetime.fromisoformat(told["failures"][1]))
     return Owned(
-        pods=tuple(pod(one, owner) for one in told.get("pods", ())),
+        pods=tuple(plain(one) if owner["kind"] in PLAIN else pod(one, owner) for one in told.get("pods", ())),
+        resource_claims=tuple(map(plain, told.get("claims", ()))),
+        templates=tuple(map(plain, told.get("templates", ()))),
         replica_sets=tuple(replica_set_of(one, owner) for one in told.get("sets", ())),
         revisions=tuple(told.get("revisions", ())),
         indirect={uid: tuple(pod(one, owner) for one in pods) for uid, pods in told.get("indirect", {}).items()},
@@ -134,6 +166,8 @@ def shown(action: Action) -> Object:
             return {"update": f"{kind.plural}/{subresource}".rstrip("/"), "name": obj["metadata"]["name"], "obj": obj}
         case Removal(kind, obj):
             return {"delete": kind.plural, "name": obj["metadata"]["name"], "how": action.propagation}
+        case DropFinalizer(kind, obj, finalizer):
+            return {"drop": finalizer, "of": kind.plural, "name": obj["metadata"]["name"]}
         case StatusUpdate(obj):
             return {"status": obj["status"], "notes": obj["metadata"].get("annotations", {})}
         case EventAction(reason, message, warning):

@@ -81,6 +81,6 @@ def test_a_pod_needs_the_largest_of_its_phases() -> None:
     wanted = pod(
         {"cpu": "2"}, {"cpu": "1"}, init=(({"cpu": "5"}, {}), sidecar, ({"cpu": "2"}, {})), overhead={"cpu": "1"}
     )
-    assert requests_of(wanted["spec"]) == {"cpu": Fraction(6)}
+    assert requests_of(wanted) == {"cpu": Fraction(6)}
     wanted = pod({"cpu": "3"}, {"cpu": "2"}, init=(({"cpu": "5"}, {}), sidecar))
-    assert requests_of(wanted["spec"]) == {"cpu": Fraction(6)}
+    assert requests_of(wanted) == {"cpu": Fraction(6)}

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.agent.real.claims import ClaimsLab, asking, claim_pod, claims_lab
+from tests.agent.claiming import asking, claim_pod
+from tests.agent.real.claims import ClaimsLab, claims_lab
 from tests.gpu.conftest import nvml_library
 from tests.scheduler.claims.test_allocation_kube import RIGHTS
 from tests.suites.scheduling.process import SchedulerProcess

@@ -214,7 +214,7 @@ async def test_one_request_for_each_container(world: World) -> None:
         assert shoal.ANNOTATION_ALLOCATION not in pod.metadata.annotations
         assert sum(held(scheduler).values()) == 8 * 1024
         await world.client.delete(PODS, "two", namespace="default")
-        patch = {"status": {"allocation": None}}
+        patch = {"status": {"allocation": None, "reservedFor": None}}
         name = claim.metadata.name
         await world.client.patch(RESOURCE_CLAIMS, name, patch, namespace="default", subresource="status")
         await until(lambda: not held(scheduler), "free")

@@ -23,6 +23,8 @@ COLLECTIONS = {
     "DaemonSet": "/apis/apps/v1/namespaces/{ns}/daemonsets",
     "Job": "/apis/batch/v1/namespaces/{ns}/jobs",
     "Pod": "/api/v1/namespaces/{ns}/pods",
+    "ResourceClaim": "/apis/resource.k8s.io/v1/namespaces/{ns}/resourceclaims",
+    "ResourceClaimTemplate": "/apis/resource.k8s.io/v1/namespaces/{ns}/resourceclaimtemplates",
 }
 
 
@@ -78,12 +80,14 @@ class Scenario:
             self._nodes.label(name, step["labels"])
 
     def _each(self, step: Object) -> None:
-        """A request about each pod with these labels, or about the first few."""
-        pods = sorted(self._pods(step["each"]), key=lambda pod: str(pod["metadata"]["name"]))
-        assert pods, f"no pod is {step['each']}"
-        for pod in pods[: step.get("first", len(pods))]:
-            action = {key: value for key, value in step.items() if key not in ("each", "first")}
-            self._play.step({"status": 200, **substituted(action, {"pod": pod["metadata"]["name"]})})
+        """A request about each pod, or each object of another kind, with these labels, or about the first few."""
+        kind = step.get("of", "Pod")
+        found = sorted(self._objects(kind, step["each"]), key=lambda one: str(one["metadata"]["name"]))
+        assert found, f"no {kind} is {step['each']}"
+        for one in found[: step.get("first", len(found))]:
+            action = {key: value for key, value in step.items() if key not in ("each", "first", "of")}
+            name = {"pod" if kind == "Pod" else "name": one["metadata"]["name"]}
+            self._play.step({"status": 200, **substituted(action, name)})
 
     def _until(self, step: Object) -> None:
         """Wait until an object is like this."""
@@ -130,16 +134,16 @@ class Scenario:
         return last
 
     def _bind_pods(self) -> None:
-        for pod in self._pods(""):
+        for pod in self._objects("Pod", ""):
             name = pod["metadata"]["name"]
             wanted = self._binds if isinstance(self._binds, bool) else name in self._binds
             waits = not pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]
             if wanted and waits and pod["status"]["phase"] == "Pending":
                 self._nodes.bind(self._namespace, pod)
 
-    def _pods(self, labels: str) -> list[Object]:
-        path = f"/api/v1/namespaces/{self._namespace}/pods?labelSelector={labels}"
-        items: list[Object] = self._connection.request("GET", path).body["items"]
+    def _objects(self, kind: str, labels: str) -> list[Object]:
+        path = substituted(COLLECTIONS[kind], {"ns": self._namespace})
+        items: list[Object] = self._connection.request("GET", f"{path}?labelSelector={labels}").body["items"]
         return items
 
 

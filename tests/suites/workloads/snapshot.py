@@ -18,6 +18,7 @@ KINDS = {
     "controllerrevisions": "/apis/apps/v1/namespaces/{ns}/controllerrevisions",
     "jobs": "/apis/batch/v1/namespaces/{ns}/jobs",
     "claims": "/api/v1/namespaces/{ns}/persistentvolumeclaims",
+    "resourceclaims": "/apis/resource.k8s.io/v1/namespaces/{ns}/resourceclaims",
     "pods": "/api/v1/namespaces/{ns}/pods",
     "events": "/api/v1/namespaces/{ns}/events",
 }
@@ -25,9 +26,12 @@ UID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 TIMES = {"lastTransitionTime", "lastUpdateTime", "lastProbeTime", "startTime", "completionTime"}
 #: Events that are told again with each try: how often depends on the time.
-REPEATED = {"FailedCreate"}
+REPEATED = {"FailedCreate", "FailedResourceClaimCreation"}
 #: Who writes events that are compared; others on the real side speak of nodes and volumes.
-SOURCES = {f"{name}-controller" for name in ("deployment", "replicaset", "statefulset", "daemonset", "job")}
+SOURCES = {
+    *(f"{name}-controller" for name in ("deployment", "replicaset", "statefulset", "daemonset", "job")),
+    "resource_claim",
+}
 Object = dict[str, Any]
 
 
@@ -43,6 +47,7 @@ def snapshot(connection: Connection, namespace: str) -> Object:
     for kind in ("deployments", "replicasets", "statefulsets", "daemonsets", "jobs"):
         seen[kind] = _sorted(_workload(obj, names) for obj in lists[kind])
     seen["controllerrevisions"] = _sorted(_revision(obj, names) for obj in lists["controllerrevisions"])
+    seen["resourceclaims"] = _sorted(_resource_claim(obj, names) for obj in lists["resourceclaims"])
     seen["claims"] = _sorted(_claim(obj, names) for obj in lists["claims"])
     seen["pods"] = _folded(_sorted(_pod(obj, names) for obj in lists["pods"]))
     seen["events"] = _events(lists["events"], names)
@@ -123,6 +128,28 @@ def _claim(obj: Object, names: _Names) -> Object:
     return {"name": names.of(obj["metadata"]["name"]), "labels": obj["metadata"].get("labels", {})}
 
 
+def _resource_claim(obj: Object, names: _Names) -> Object:
+    seen, metadata = _meta(obj, names), obj["metadata"]
+    if "generateName" in metadata:
+        seen["name"] = _of_pod(metadata["generateName"], metadata["ownerReferences"][0]["name"], names) + "*"
+    for name in ("annotations", "finalizers"):
+        if metadata.get(name):
+            seen[name] = metadata[name]
+    seen["spec"] = obj["spec"]
+    status = obj.get("status", {})
+    if "allocation" in status:
+        seen["allocation"] = status["allocation"]
+    if status.get("reservedFor"):
+        seen["reservedFor"] = sorted(f"{one['resource']}/{names.of(one['name'])}" for one in status["reservedFor"])
+    return seen
+
+
+def _of_pod(text: str, pod: str, names: _Names) -> str:
+    """A name that begins with that of a pod: both may end in random letters."""
+    assert text.startswith(pod), (text, pod)
+    return names.of(pod) + names.of(text.removeprefix(pod))
+
+
 def _pod(obj: Object, names: _Names) -> Object:
     seen = _meta(obj, names)
     spec = obj["spec"]
@@ -132,6 +159,12 @@ def _pod(obj: Object, names: _Names) -> Object:
     claims = [volume for volume in spec.get("volumes", ()) if "persistentVolumeClaim" in volume]
     if claims:
         seen["volumes"] = claims
+    if "resourceClaimStatuses" in obj["status"]:
+        name = obj["metadata"]["name"]
+        seen["resourceclaims"] = {
+            one["name"]: _of_pod(one["resourceClaimName"], name, names)
+            for one in obj["status"]["resourceClaimStatuses"]
+        }
     fields = ("name", "image", "env")
     seen["containers"] = [{name: one[name] for name in fields if name in one} for one in spec["containers"]]
     seen["bound"] = bool(spec.get("nodeName"))

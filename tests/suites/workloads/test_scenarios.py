@@ -5,7 +5,8 @@ A file of `scenarios/` holds `scenarios` and, before them, `templates` that they
 
     apply   make this object
     do      a request as in the API suite: method and path; `body`, `type` and `status` (200 unless told)
-    each    the same about each pod with these labels, or the `first` few; `{pod}` is its name
+    each    the same about each pod with these labels, or the `first` few; `{pod}` is its name. With `of` about each
+            object of another kind; `{name}` is its name
     bind    from now on bind all pods (true, as at the beginning), none (false), or those of these names
     node    make a node with these `labels`; later: change its `labels` or `taints`, or `remove` it
     until   wait until the object at this path is like `is`

@@ -58,6 +58,15 @@ class Removal:
 
 
 @dataclass(frozen=True, slots=True)
+class DropFinalizer:
+    """Take a finalizer from an object, in the state in which the actions before have left it."""
+
+    kind: Kind
+    obj: Object
+    finalizer: str
+
+
+@dataclass(frozen=True, slots=True)
 class StatusUpdate:
     """Write the status, and the annotations, of the object itself."""
 
@@ -86,7 +95,7 @@ class Failure:
     message: str
 
 
-Action = Create | Update | Removal | StatusUpdate | EventAction | Requeue | Remember
+Action = Create | Update | Removal | DropFinalizer | StatusUpdate | EventAction | Requeue | Remember
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +113,9 @@ class Owned:
     indirect: dict[str, tuple[Object, ...]] = field(default_factory=dict)
     nodes: tuple[Object, ...] = ()
     claims: frozenset[str] = frozenset()
+    #: Of a pod: the ResourceClaims that it names or owns, and the templates that it names.
+    resource_claims: tuple[Object, ...] = ()
+    templates: tuple[Object, ...] = ()
     #: How many pods the owners of these pods want in all.
     scale: int = 0
     memory: Any = None
@@ -147,6 +159,8 @@ class Execution:
                 return self._update(kind, obj, subresource)
             case Removal():
                 return self._delete(action)
+            case DropFinalizer():
+                return self._drop_finalizer(action)
             case StatusUpdate(obj):
                 return self._update(self._kind, obj, "status")
             case EventAction():
@@ -179,6 +193,15 @@ class Execution:
         except ApiStatus as error:
             return None if error.code == 404 else Failure(error.reason, error.message)
         return None
+
+    def _drop_finalizer(self, action: DropFinalizer) -> Failure | None:
+        given = action.obj["metadata"]
+        present = self._registry.store.get(action.kind.key, (given.get("namespace", ""), given["name"]))
+        if present is None or present["metadata"]["uid"] != given["uid"]:
+            return None
+        metadata = present["metadata"]
+        kept = [name for name in metadata.get("finalizers") or () if name != action.finalizer]
+        return self._update(action.kind, {**present, "metadata": {**metadata, "finalizers": kept}}, "")
 
     def _delete(self, action: Removal) -> Failure | None:
         metadata = action.obj["metadata"]

@@ -18,12 +18,23 @@ from typing import Any, Final
 from shoal.embedded.access.users import WORKLOAD_CONTROLLERS
 from shoal.embedded.controllers.execute import MANAGER, Action, Execution
 from shoal.embedded.controllers.object_index import ObjectIndex
-from shoal.embedded.controllers.reconcile import job, pods
+from shoal.embedded.controllers.reconcile import job, pods, resource_claim
 from shoal.embedded.controllers.table import CONTROLLERS, Controller
 from shoal.embedded.deletion import Deletion
-from shoal.embedded.kinds import BUDGETS, DAEMON_SETS, JOBS, NODES, PODS, REPLICA_SETS, Kind
+from shoal.embedded.kinds import (
+    BUDGETS,
+    DAEMON_SETS,
+    JOBS,
+    NODES,
+    PODS,
+    REPLICA_SETS,
+    RESOURCE_CLAIMS,
+    RESOURCE_TEMPLATES,
+    Kind,
+)
 from shoal.embedded.recorder import EventWriter
 from shoal.embedded.registry import Registry
+from shoal.embedded.rules.claims import claim_names, has_claims
 from shoal.embedded.selectors import matches_selector
 from shoal.embedded.store import Key, Object, key_of
 from shoal.embedded.writes import ACTING
@@ -255,7 +266,7 @@ class Controllers:
         assert obj is not None
         key = key_of(obj)
         own = self._by_kind.get((kind.group, kind.kind))
-        if own is not None:
+        if own is not None and own.concerns(obj):
             self._queue.add(Item(own.name, key))
         for state in (before, after):
             if state is not None:
@@ -268,6 +279,10 @@ class Controllers:
             self._observe_pod(before, after)
         elif kind.key == NODES.key:
             self._observe_node(before, after)
+        elif kind.key in (RESOURCE_CLAIMS.key, RESOURCE_TEMPLATES.key):
+            name = self._by_kind[PODS.group, PODS.kind].name
+            for user in self._world.users(kind, key):
+                self._queue.add(Item(name, user))
         elif kind.key == JOBS.key and after is None:
             # Pods that were on their way out already are told of by nobody else.
             for pod in self._world.owned(obj, PODS):
@@ -300,6 +315,7 @@ class Controllers:
             self._queue.add(Item(name, key_of(budget)))
 
     def _observe_pod(self, before: Object | None, after: Object | None) -> None:
+        self._observe_claims(before, after)
         if after is None:
             self._add_grandparent(before)
             return
@@ -308,6 +324,17 @@ class Controllers:
         node = after["spec"].get("nodeName", "")
         if node and self._world.get(NODES, ("", node)) is None:
             self._queue.add_at(Item(_LOST, ("", node)), self._monotonic() + self._node_away.total_seconds())
+
+    def _observe_claims(self, before: Object | None, after: Object | None) -> None:
+        """Claims of a pod that has ended or gone may be given back."""
+        pod = after or before
+        if pod is None or not any(state and has_claims(state) for state in (before, after)):
+            return
+        self._world.note_claims(key_of(pod))
+        if after is None or resource_claim.is_done(after):
+            name = self._by_kind[RESOURCE_CLAIMS.group, RESOURCE_CLAIMS.kind].name
+            for claim in claim_names(pod):
+                self._queue.add(Item(name, (pod["metadata"]["namespace"], claim)))
 
     def _add_grandparent(self, gone: Object | None) -> None:
         """A Deployment that recreates its pods waits for the last of them to go."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from shoal.embedded.controllers.reconcile.pods import controller_of
+from shoal.embedded.controllers.reconcile.resource_claim import named_by
 from shoal.embedded.deletion import Deletion
 from shoal.embedded.kinds import PODS, REPLICA_SETS, REVISIONS, Kind, ResourceKey
 from shoal.embedded.registry import Registry
@@ -21,9 +22,14 @@ class ObjectIndex:
         self._store = registry.store
         self._deletion = deletion
         self._orphans: dict[tuple[ResourceKey, str], set[Key]] = {}
+        #: By claim or template the pods that name it, and by pod what it names.
+        self._users: dict[tuple[ResourceKey, Key], set[Key]] = {}
+        self._named: dict[Key, frozenset[tuple[ResourceKey, Key]]] = {}
         for kind in (PODS, REPLICA_SETS, REVISIONS):
             for obj in self._store.objects(kind.key):
                 self.note(kind, key_of(obj))
+        for pod in self._store.objects(PODS.key):
+            self.note_claims(key_of(pod))
 
     def get(self, kind: Kind, key: Key) -> Object | None:
         """One object."""
@@ -43,6 +49,24 @@ class ObjectIndex:
         here = sorted(self._orphans.get((kind.key, owner["metadata"].get("namespace", "")), ()))
         free = (self._store.get(kind.key, key) for key in here)
         return (*self.owned(owner, kind), *(obj for obj in free if obj is not None))
+
+    def users(self, kind: Kind, key: Key) -> list[Key]:
+        """The pods that name a ResourceClaim or a template."""
+        return sorted(self._users.get((kind.key, key), ()))
+
+    def note_claims(self, pod: Key) -> None:
+        """Learn which claims and templates a pod names now."""
+        obj = self._store.get(PODS.key, pod)
+        named = frozenset(named_by(obj)) if obj is not None else frozenset()
+        before = self._named.pop(pod, frozenset())
+        if named:
+            self._named[pod] = named
+        for gone in before - named:
+            self._users[gone].discard(pod)
+            if not self._users[gone]:
+                del self._users[gone]
+        for new in named - before:
+            self._users.setdefault(new, set()).add(pod)
 
     def note(self, kind: Kind, key: Key) -> bool:
         """Learn of a change of an object; whether nobody controls it now is the answer."""

@@ -16,6 +16,7 @@ from shoal.embedded.controllers.reconcile import (
     job,
     pods,
     replica_set,
+    resource_claim,
     stateful_set,
 )
 from shoal.embedded.kinds import (
@@ -27,17 +28,20 @@ from shoal.embedded.kinds import (
     NODES,
     PODS,
     REPLICA_SETS,
+    RESOURCE_CLAIMS,
+    RESOURCE_TEMPLATES,
     REVISIONS,
     STATEFUL_SETS,
     Kind,
 )
+from shoal.embedded.rules.claims import claim_names, has_claims
 from shoal.embedded.selectors import selector_of
 from shoal.embedded.store import Object
 
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """One controller; its name is the one that events carry."""
+    """One controller; its name is the one that events carry, if it tells any."""
 
     name: str
     kind: Kind
@@ -45,6 +49,8 @@ class Controller:
     adopts: tuple[Kind, ...]
     reconcile: Callable[[Object, Owned, datetime], list[Action]]
     gather: Callable[[ObjectIndex, Object], Owned]
+    #: Whether an object is any business of its.
+    concerns: Callable[[Object], bool] = lambda obj: True
 
 
 def _of_deployment(world: ObjectIndex, obj: Object) -> Owned:
@@ -98,6 +104,25 @@ def _of_budget(world: ObjectIndex, obj: Object) -> Owned:
     return Owned(pods=found, scale=sum(wanted.values()))
 
 
+def _of_pod_with_claims(world: ObjectIndex, obj: Object) -> Owned:
+    namespace = obj["metadata"]["namespace"]
+    named = [world.get(RESOURCE_CLAIMS, (namespace, name)) for name in claim_names(obj)]
+    found = {one["metadata"]["name"]: one for one in (*named, *world.owned(obj, RESOURCE_CLAIMS)) if one is not None}
+    templates = [
+        world.get(RESOURCE_TEMPLATES, (namespace, entry["resourceClaimTemplateName"]))
+        for entry in obj["spec"].get("resourceClaims") or ()
+        if "resourceClaimTemplateName" in entry
+    ]
+    return Owned(resource_claims=tuple(found.values()), templates=tuple(one for one in templates if one is not None))
+
+
+def _of_resource_claim(world: ObjectIndex, obj: Object) -> Owned:
+    users = (obj.get("status") or {}).get("reservedFor") or ()
+    names = {one["name"] for one in users} | {(pods.controller_of(obj) or {}).get("name", "")}
+    found = (world.get(PODS, (obj["metadata"]["namespace"], name)) for name in sorted(names))
+    return Owned(pods=tuple(pod for pod in found if pod is not None))
+
+
 def _scaled_owner(world: ObjectIndex, obj: Object) -> Object | None:
     """Who says how many of these there are: of a pod its set, of the set its Deployment."""
     reference = pods.controller_of(obj)
@@ -115,5 +140,7 @@ CONTROLLERS: Final = (
     Controller("statefulset-controller", STATEFUL_SETS, (PODS, REVISIONS), stateful_set.reconcile, _of_stateful_set),
     Controller("daemonset-controller", DAEMON_SETS, (PODS, REVISIONS), daemon_set.reconcile, _of_daemon_set),
     Controller("job-controller", JOBS, (PODS,), job.reconcile, _of_job),
+    Controller("resource_claim", PODS, (), resource_claim.reconcile_pod, _of_pod_with_claims, has_claims),
+    Controller("resource_claim of claims", RESOURCE_CLAIMS, (), resource_claim.reconcile_claim, _of_resource_claim),
     Controller("controllermanager", BUDGETS, (), disruption_budget.reconcile, _of_budget),
 )

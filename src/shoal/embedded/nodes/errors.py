@@ -23,6 +23,10 @@ class AllocationError(NodesError):
     """Devices that a container cannot have, in kubelet's words."""
 
 
+class ClaimNotReadyError(NodesError):
+    """Claims that cannot be prepared or taken back, in kubelet's words."""
+
+
 class CheckpointError(NodesError):
     """A checkpoint that is no checkpoint, or not the one that was written."""
 

@@ -45,6 +45,16 @@ class Folders:
         return self.root / "pod-resources" / constants.POD_RESOURCES_SOCKET.name
 
     @property
+    def plugins_registry(self) -> Path:
+        """Where DRA drivers put the sockets by which kubelet finds them."""
+        return self.root / constants.PLUGINS_REGISTRY.name
+
+    @property
+    def plugins(self) -> Path:
+        """Where they have their other files."""
+        return self.root / constants.PLUGINS_FOLDER.name
+
+    @property
     def cdi(self) -> tuple[Path, Path]:
         """Where CDI specs are looked for: those that stay, and those made while the node runs."""
         return self.root / "etc-cdi", self.root / "cdi"

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from shoal.embedded.deletion import Deletion
+from shoal.embedded.deletion import DeleteOptions, Deletion
 from shoal.embedded.errors import ApiStatus
-from shoal.embedded.kinds import NODES, PODS, Kind
+from shoal.embedded.kinds import NODES, PODS, RESOURCE_SLICES, Kind
+from shoal.embedded.nodes.claims.manager import ClaimManager
 from shoal.embedded.nodes.clock import Clock
 from shoal.embedded.nodes.devices.manager import DeviceManager
 from shoal.embedded.nodes.devices.pod_resources import PodResources
@@ -26,7 +27,7 @@ from shoal.embedded.nodes.pods.states import Timing
 from shoal.embedded.nodes.pods.worker import PodWorker
 from shoal.embedded.recorder import EventWriter
 from shoal.embedded.registry import Registry
-from shoal.embedded.store import Object
+from shoal.embedded.store import Object, key_of
 from shoal.model.contract import kubernetes
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,10 @@ class Kubelet:
         self._workers: dict[str, tuple[PodWorker, asyncio.Task[None]]] = {}
         self._site = self._new_site()
         self._pod_resources = PodResources(
-            host.folders.pod_resources, lambda: self._site.devices.accounts, lambda: self._site.pods()
+            host.folders.pod_resources,
+            lambda: self._site.devices.accounts,
+            lambda: self._site.claims,
+            lambda: self._site.pods(),
         )
 
     @property
@@ -79,9 +83,19 @@ class Kubelet:
         devices = DeviceManager(
             self.host.folders.device_plugins, clock=self._clock, rng=self._rng, changed=self._mark_dirty
         )
+        folders = self.host.folders
+        claims = ClaimManager(
+            folders.root,
+            folders.plugins_registry,
+            self._registry.store,
+            clock=self._clock,
+            wipe=self._wipe_slices,
+            news=self._wake,
+        )
         return Site(
             self.host,
             devices,
+            claims,
             self._registry,
             self._deletion,
             self._recorder,
@@ -89,6 +103,23 @@ class Kubelet:
             self._timing,
             self._plugin_calls,
         )
+
+    def _wake(self, pods: Iterable[str]) -> None:
+        """Have the workers of these pods look again."""
+        for uid in pods:
+            if uid in self._workers:
+                self._workers[uid][0].wake.set()
+
+    def _wipe_slices(self, driver: str = "") -> None:
+        """Delete what drivers, or one of them, say of the node: nobody is there who could prepare it."""
+        for one in self._registry.store.objects(RESOURCE_SLICES.key):
+            spec = one["spec"]
+            if spec.get("nodeName") != self.name or (driver and spec.get("driver") != driver):
+                continue
+            try:
+                self._deletion.delete(RESOURCE_SLICES, *key_of(one), DeleteOptions(uid=one["metadata"]["uid"]))
+            except ApiStatus as error:
+                log.warning("a slice of node %s could not be deleted: %s", self.name, error)
 
     def _mark_dirty(self) -> None:
         self._dirty = True
@@ -102,6 +133,7 @@ class Kubelet:
         if self.host.spec.device_plugins or self.host.folders.device_plugins.exists():
             await self.open_device_plugins()
         self._register()
+        self._wipe_slices()
         self._renew()
         self._due = self._clock.now() + timedelta(seconds=self._timing.renew * self._rng.random())
         self.running = True
@@ -116,12 +148,14 @@ class Kubelet:
             self.host.forget(uid)
         for pod in present:
             self.deliver(pod)
+        self._site.claims.reconcile(self._workers)
 
     async def open_device_plugins(self) -> None:
         """Serve the sockets by which plugins register and PodResources is asked; until then there are none."""
         for folder in self.host.folders.cdi:
             folder.mkdir(parents=True, exist_ok=True)
         await self._site.devices.open()
+        self._site.claims.open()
         await self._pod_resources.stop()
         await self._pod_resources.start()
 
@@ -135,6 +169,7 @@ class Kubelet:
         self._workers.clear()
         await self._pod_resources.stop()
         await self._site.devices.close()
+        await self._site.claims.close()
 
     async def restart(self) -> None:
         """Stop and start."""
@@ -194,7 +229,9 @@ class Kubelet:
     def beat(self) -> None:
         """What is due: the lease, and the status if there is news or it is old."""
         now = self._clock.now()
+        self._site.claims.look()
         if now >= self._due:
+            self._site.claims.reconcile(self._workers)
             self._renew()
             self._due = now + timedelta(seconds=self._timing.renew)
             self._dirty = True

@@ -26,6 +26,7 @@ _FOLDERS: Final = {MemoryUnit.GIB: "admission", MemoryUnit.MIB: "admission-mib"}
 _FENCE: Final = Path("agent") / "own-node.yaml"
 _FACTS: Final = Path("discovery") / "own-node.yaml"
 _COLLECTORS: Final = tuple(Path("metrics") / name for name in ("live-load.yaml", "own-lease.yaml", "history.yaml"))
+_DEVICE_CLASS: Final = Path("agent-claims") / "device-class.yaml"
 #: What others stand on comes first, and what puts policies in force last.
 _ORDER: Final = ("Namespace", "ClusterRole", "Role")
 #: The rights of those who look.
@@ -45,6 +46,12 @@ def shipped(unit: MemoryUnit) -> list[Object]:
     folder = _deploy()
     fences = [obj for path in (_FENCE, _FACTS, *_COLLECTORS, _VIEWER) for obj in _documents(folder / path)]
     return sorted([*rendered(folder / _FOLDERS[unit]), *fences], key=_place)
+
+
+def device_class() -> Object:
+    """The class of all cards that agents offer as claims."""
+    (found,) = _documents(_deploy() / _DEVICE_CLASS)
+    return found
 
 
 def cluster_manager() -> list[Object]:

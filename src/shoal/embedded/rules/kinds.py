@@ -17,7 +17,7 @@ from shoal.embedded.errors import (
 )
 from shoal.embedded.kinds import Kind
 from shoal.embedded.names import config_key_errors
-from shoal.embedded.rules import events, pods, policies
+from shoal.embedded.rules import claims, events, pods, policies
 from shoal.embedded.rules.shapes import canonical_quantities
 from shoal.embedded.rules.workloads import WORKLOADS, count_template, default_workload, workload_errors
 from shoal.model.quantity import parse
@@ -30,6 +30,8 @@ _NODE_INFO: Final = (
 _MOST_DATA: Final = 1024 * 1024
 _SCOPES: Final = ("Cluster", "Namespaced")
 _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+#: Kinds of which the specification is checked when they are made, and never changes.
+_NEW_CLAIMS: Final = {"ResourceClaim": claims.claim_errors, "ResourceClaimTemplate": claims.template_errors}
 _NOT_READY: Final = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 
 
@@ -73,7 +75,13 @@ def default(obj: Object, kind: Kind, old: Object | None) -> None:
         policies.default_mutating_policy(obj)
     elif kind.kind == "MutatingAdmissionPolicyBinding":
         policies.default_mutating_binding(obj)
-    elif kind.kind in ("ValidatingAdmissionPolicyBinding", "Lease"):
+    elif kind.kind == "ResourceClaim":
+        claims.default_claim(obj, kind)
+    elif kind.kind == "ResourceClaimTemplate":
+        claims.default_template(obj, kind)
+    elif kind.kind == "ResourceSlice":
+        claims.default_slice(obj, kind)
+    elif kind.kind in ("ValidatingAdmissionPolicyBinding", "Lease", "DeviceClass"):
         obj.setdefault("spec", {})
 
 
@@ -101,6 +109,12 @@ def errors(obj: Object, kind: Kind, old: Object | None, subresource: str = "") -
         return policies.mutating_policy_errors(obj)
     if kind.kind == "MutatingAdmissionPolicyBinding":
         return policies.mutating_binding_errors(obj)
+    if kind.kind == "ResourceSlice":
+        return claims.slice_errors(obj, old)
+    if kind.kind == "ResourceClaim" and old is not None:
+        return claims.status_errors(obj, old) if subresource == "status" else []
+    if kind.kind in _NEW_CLAIMS and old is None:
+        return _NEW_CLAIMS[kind.kind](obj)
     return []
 
 
@@ -217,6 +231,8 @@ def change_errors(new: Object, old: Object, kind: Kind) -> list[FieldError]:
         return pods.change_errors(new, old)
     if kind.kind == "Event" and kind.home is not None:
         return events.change_errors(new, old)
+    if kind.kind in _NEW_CLAIMS and new["spec"] != old["spec"]:
+        return [invalid_value("spec", new["spec"], "field is immutable")]
     if kind.kind == "Secret" and new.get("type") != old.get("type"):
         return [invalid_value("type", new.get("type"), "field is immutable")]
     if kind.kind in ("ConfigMap", "Secret") and old.get("immutable"):

@@ -9,6 +9,7 @@ from typing import Any, Final
 from shoal.embedded.errors import FieldError, forbidden_value, invalid_value, required
 from shoal.embedded.kinds import Kind
 from shoal.embedded.names import label_errors, label_key_errors
+from shoal.embedded.rules import claims
 from shoal.embedded.rules.shapes import canonical_quantities
 from shoal.model.quantity import parse
 
@@ -103,6 +104,7 @@ def spec_errors(spec: Object, path: str) -> list[FieldError]:
         for number, container in enumerate(spec.get(group) or ()):
             errors += _container_errors(container, f"{path}.{group}[{number}]", seen)
             errors += _mount_errors(container, f"{path}.{group}[{number}]", spec)
+    errors += claims.pod_errors(spec, path)
     policy = spec.get("restartPolicy")
     if policy not in _RESTART:
         words = ", ".join(f'"{word}"' for word in _RESTART)

@@ -64,9 +64,21 @@ class _Base(_Custom):
     status: dict[str, Any] | None = None
 
 
+class _ClaimUse(_Struct):
+    name: _Text = None
+    request: _Text = None
+
+
 class _Resources(_Struct):
     limits: _Quantities = None
     requests: _Quantities = None
+    claims: list[_ClaimUse] | None = None
+
+
+class _PodClaim(_Struct):
+    name: _Text = None
+    resource_claim_name: _Text = None
+    resource_claim_template_name: _Text = None
 
 
 class _Mount(_Struct):
@@ -96,6 +108,7 @@ class _PodSpec(_Struct):
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
     volumes: list[_Volume] | None = None
+    resource_claims: list[_PodClaim] | None = None
     tolerations: list[dict[str, Any]] | None = None
     node_name: _Text = None
     service_account_name: _Text = None
@@ -251,6 +264,111 @@ class _MutatingBinding(_Base):
     spec: _MutatingBindingSpec | None = None  # type: ignore[assignment]
 
 
+class _ClaimCapacity(_Struct):
+    requests: _Quantities = None
+
+
+class _ExactRequest(_Struct):
+    name: _Text = None
+    device_class_name: _Text = None
+    allocation_mode: _Text = None
+    count: int | None = None
+    capacity: _ClaimCapacity | None = None
+
+
+class _DeviceRequest(_Struct):
+    name: _Text = None
+    exactly: _ExactRequest | None = None
+    first_available: list[_ExactRequest] | None = None
+
+
+class _NamingRequests(_Struct):
+    requests: list[str] | None = None
+
+
+class _DeviceClaim(_Struct):
+    requests: list[_DeviceRequest] | None = None
+    constraints: list[_NamingRequests] | None = None
+    config: list[_NamingRequests] | None = None
+
+
+class _ClaimSpec(_Struct):
+    devices: _DeviceClaim | None = None
+
+
+class _ClaimResult(_Struct):
+    request: _Text = None
+    driver: _Text = None
+    pool: _Text = None
+    device: _Text = None
+    consumed_capacity: _Quantities = None
+
+
+class _ClaimResults(_Struct):
+    results: list[_ClaimResult] | None = None
+
+
+class _ClaimAllocation(_Struct):
+    devices: _ClaimResults | None = None
+
+
+class _ClaimUser(_Struct):
+    api_group: _Text = None
+    resource: _Text = None
+    name: _Text = None
+    uid: _Text = None
+
+
+class _ClaimStatus(_Struct):
+    allocation: _ClaimAllocation | None = None
+    reserved_for: list[_ClaimUser] | None = None
+
+
+class _ResourceClaim(_Base):
+    spec: _ClaimSpec | None = None  # type: ignore[assignment]
+    status: _ClaimStatus | None = None  # type: ignore[assignment]
+
+
+class _ClaimTemplateSpec(_Struct):
+    metadata: _Meta | None = None
+    spec: _ClaimSpec | None = None
+
+
+class _ClaimTemplate(_Base):
+    spec: _ClaimTemplateSpec | None = None  # type: ignore[assignment]
+
+
+class _Pool(_Struct):
+    name: _Text = None
+    resource_slice_count: int | None = None
+
+
+class _DevicePolicy(_Struct):
+    default: str | int | float | None = None
+    valid_range: _Quantities = None
+
+
+class _DeviceCapacity(_Struct):
+    value: str | int | float | None = None
+    request_policy: _DevicePolicy | None = None
+
+
+class _SliceDevice(_Struct):
+    name: _Text = None
+    capacity: dict[str, _DeviceCapacity] | None = None
+
+
+class _SliceSpec(_Struct):
+    driver: _Text = None
+    node_name: _Text = None
+    pool: _Pool | None = None
+    devices: list[_SliceDevice] | None = None
+
+
+class _Slice(_Base):
+    spec: _SliceSpec | None = None  # type: ignore[assignment]
+
+
 class _Data(_Base):
     data: _Texts = None
     binary_data: _Texts = None
@@ -268,6 +386,9 @@ _SHAPES: Final[dict[str, type[_Base]]] = {
     "PodDisruptionBudget": _Budget,
     "MutatingAdmissionPolicy": _MutatingPolicy,
     "MutatingAdmissionPolicyBinding": _MutatingBinding,
+    "ResourceClaim": _ResourceClaim,
+    "ResourceClaimTemplate": _ClaimTemplate,
+    "ResourceSlice": _Slice,
     **dict.fromkeys(("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job"), _Workload),
 }
 

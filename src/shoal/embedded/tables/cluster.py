@@ -1,4 +1,4 @@
-"""Rows of what makes up a cluster: nodes, namespaces, events, services, settings, leases."""
+"""Rows of what makes up a cluster: nodes, namespaces, events, services, settings, leases, claims of devices."""
 
 from __future__ import annotations
 
@@ -131,6 +131,17 @@ def _entries(value: dict[str, Any], *fields: str) -> int:
     return sum(len(mapping(value, field)) for field in fields)
 
 
+def _claim_state(claim: dict[str, Any]) -> str:
+    deleted = bool(text(claim, "metadata", "deletionTimestamp"))
+    states = ["deleted"] if deleted else []
+    if part(claim, "status", "allocation") is not None:
+        states.append("allocated")
+        states += ["reserved"] if objects(claim, "status", "reservedFor") else []
+    elif not deleted:
+        states.append("pending")
+    return ",".join(states)
+
+
 NODE = Layout(
     columns(
         *("Name", "Status", "Roles", "Age", "Version"),
@@ -151,7 +162,8 @@ EVENT = Layout(
     _event,
 )
 SERVICE = Layout(columns("Name", "Type", "Cluster-IP", "External-IP", "Port(s)", "Age", wide=("Selector",)), _service)
-SERVICE_ACCOUNT = Layout(columns("Name", "Age"), lambda value, now: [name_of(value), age(value, now)])
+#: What has nothing to show but itself.
+NAMED = Layout(columns("Name", "Age"), lambda value, now: [name_of(value), age(value, now)])
 CONFIG_MAP = Layout(
     columns("Name", "Data", "Age"),
     lambda value, now: [name_of(value), _entries(value, "data", "binaryData"), age(value, now)],
@@ -186,5 +198,18 @@ PRIORITY_CLASS = Layout(
         part(value, "globalDefault") is True,
         age(value, now),
         text(value, "preemptionPolicy"),
+    ],
+)
+RESOURCE_CLAIM = Layout(
+    columns("Name", "State", "Age"), lambda value, now: [name_of(value), _claim_state(value), age(value, now)]
+)
+RESOURCE_SLICE = Layout(
+    columns("Name", "Node", "Driver", "Pool", "Age"),
+    lambda value, now: [
+        name_of(value),
+        text(value, "spec", "nodeName"),
+        text(value, "spec", "driver"),
+        text(value, "spec", "pool", "name"),
+        age(value, now),
     ],
 )

@@ -19,7 +19,7 @@ _LAYOUTS: Final = {
     ("", "Pod"): POD,
     ("", "Secret"): cluster.SECRET,
     ("", "Service"): cluster.SERVICE,
-    ("", "ServiceAccount"): cluster.SERVICE_ACCOUNT,
+    ("", "ServiceAccount"): cluster.NAMED,
     ("apps", "DaemonSet"): workloads.DAEMON_SET,
     ("apps", "Deployment"): workloads.DEPLOYMENT,
     ("apps", "ReplicaSet"): workloads.REPLICA_SET,
@@ -29,6 +29,10 @@ _LAYOUTS: Final = {
     ("coordination.k8s.io", "Lease"): cluster.LEASE,
     ("events.k8s.io", "Event"): cluster.EVENT,
     ("policy", "PodDisruptionBudget"): cluster.DISRUPTION_BUDGET,
+    ("resource.k8s.io", "DeviceClass"): cluster.NAMED,
+    ("resource.k8s.io", "ResourceClaim"): cluster.RESOURCE_CLAIM,
+    ("resource.k8s.io", "ResourceClaimTemplate"): cluster.NAMED,
+    ("resource.k8s.io", "ResourceSlice"): cluster.RESOURCE_SLICE,
     ("scheduling.k8s.io", "PriorityClass"): cluster.PRIORITY_CLASS,
 }
 _CUSTOM: Final = Layout(

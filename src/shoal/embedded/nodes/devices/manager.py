@@ -19,6 +19,7 @@ from shoal.embedded.nodes.devices.accounting import Accounts, PluginDevice, Reus
 from shoal.embedded.nodes.devices.plugins import Endpoint, RegistrationService
 from shoal.embedded.nodes.errors import AllocationError, CheckpointError
 from shoal.embedded.nodes.pods.states import containers_of
+from shoal.embedded.rules.claims import served_by_claim
 from shoal.kubelet import constants
 from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.model import quantity
@@ -128,15 +129,18 @@ class DeviceManager:
         reuse = Reuse()
         keep = {*active, uid}
         for kind, container in containers_of(pod["spec"]):
-            await self._allocate_container(uid, container, reuse, keep)
+            await self._allocate_container(pod, container, reuse, keep)
             held = self.accounts.held_by(uid, container["name"])
             (reuse.offer if kind is ContainerKind.INIT else reuse.withdraw)(held)
 
     async def _allocate_container(
-        self, uid: str, container: Mapping[str, Any], reuse: Reuse, active: Iterable[str]
+        self, pod: Mapping[str, Any], container: Mapping[str, Any], reuse: Reuse, active: Iterable[str]
     ) -> None:
-        changed = False
+        changed, uid = False, pod["metadata"]["uid"]
+        by_claim = served_by_claim(pod, container["name"])
         for resource, count in self._wanted(container):
+            if resource in by_claim:
+                continue
             self.accounts.keep_only(active)
             choice = self.accounts.choose(uid, container["name"], resource, count, reuse.of(resource))
             if choice is None:
@@ -168,11 +172,12 @@ class DeviceManager:
             if self.accounts.is_known(name)
         ]
 
-    async def pre_start(self, uid: str, container: Mapping[str, Any], active: Iterable[str]) -> None:
+    async def pre_start(self, pod: Mapping[str, Any], container: Mapping[str, Any], active: Iterable[str]) -> None:
         """Tell plugins that want to know it that a container is about to be created.
 
         A container that was admitted before its plugin came gets its devices now, unless the plugin wants to know.
         """
+        uid = pod["metadata"]["uid"]
         wanted = [(resource, count) for resource, count in self._wanted(container) if count]
         for resource, _ in wanted:
             endpoint = self._endpoints.get(resource)
@@ -186,7 +191,7 @@ class DeviceManager:
                 raise AllocationError(f"no devices found allocated in local cache for {where}")
             await endpoint.pre_start(sorted(entry.ids))
         if any(resource not in self.accounts.held_by(uid, container["name"]) for resource, _ in wanted):
-            await self._allocate_container(uid, container, Reuse(), {*active, uid})
+            await self._allocate_container(pod, container, Reuse(), {*active, uid})
 
     def responses(self, uid: str, container: str) -> list[api.ContainerAllocateResponse]:
         """What plugins said to a container's devices."""

@@ -86,7 +86,7 @@ class Endpoint:
         )
         try:
             request = api.PreferredAllocationRequest(container_requests=[one])
-            answer = await _answer(self._live().GetPreferredAllocation(request))
+            answer = await answer_of(self._live().GetPreferredAllocation(request))
         except grpc.aio.AioRpcError as error:
             why = f"device plugin GetPreferredAllocation rpc failed with err: {go_error(error)}"
             raise AllocationError(why) from error
@@ -96,7 +96,7 @@ class Endpoint:
         """What the plugin says to a container with these devices, as protobuf."""
         request = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=ids)])
         try:
-            answer = await _answer(self._live().Allocate(request))
+            answer = await answer_of(self._live().Allocate(request))
         except grpc.aio.AioRpcError as error:
             raise AllocationError(go_error(error)) from error
         if not answer.container_responses:
@@ -109,7 +109,7 @@ class Endpoint:
         prefix = "device plugin PreStartContainer rpc failed with err:"
         try:
             request = api.PreStartContainerRequest(devices_ids=ids)
-            await _answer(self._live().PreStartContainer(request, timeout=constants.PRE_START_SECONDS))
+            await answer_of(self._live().PreStartContainer(request, timeout=constants.PRE_START_SECONDS))
         except grpc.aio.AioRpcError as error:
             raise AllocationError(f"{prefix} {go_error(error)}") from error
         except AllocationError as error:
@@ -127,7 +127,7 @@ class Endpoint:
         return self._stub
 
 
-async def _answer(call: Awaitable[T]) -> T:
+async def answer_of(call: Awaitable[T]) -> T:
     """The answer of a call. When the connection is closed under it, gRPC cancels whoever waits, who did nothing."""
     try:
         return await call

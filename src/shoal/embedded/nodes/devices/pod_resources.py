@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
 
+from shoal.embedded.nodes.claims.checkpoint import ClaimInfo
+from shoal.embedded.nodes.claims.manager import ClaimManager
 from shoal.embedded.nodes.devices.accounting import Accounts
 from shoal.embedded.nodes.devices.checkpoint import NO_NUMA, Entry
 from shoal.embedded.nodes.devices.plugins import socket_address
 from shoal.embedded.nodes.pods.states import containers_of
+from shoal.embedded.rules.claims import has_claims
+from shoal.embedded.store import Object
 from shoal.kubelet.api import podresources_pb2 as api
 from shoal.kubelet.api import podresources_pb2_grpc as rpc
 from shoal.model.request import ContainerKind
@@ -25,10 +28,15 @@ class PodResources(rpc.PodResourcesListerServicer):
     """The service of one node. `pods` gives the pods that are active on it."""
 
     def __init__(
-        self, socket: Path, accounts: Callable[[], Accounts], pods: Callable[[], Iterable[Mapping[str, Any]]]
+        self,
+        socket: Path,
+        accounts: Callable[[], Accounts],
+        claims: Callable[[], ClaimManager],
+        pods: Callable[[], Iterable[Object]],
     ) -> None:
         self._socket = socket
         self._accounts = accounts
+        self._claims = claims
         self._pods = pods
         self._server: grpc.aio.Server | None = None
         #: By pod, what its containers have, and the same as a message.
@@ -88,7 +96,19 @@ class PodResources(rpc.PodResourcesListerServicer):
                     entry.topology.nodes.add(ID=numa)
         return answer
 
-    def _pod(self, pod: Mapping[str, Any]) -> api.PodResources:
+    def _pod(self, pod: Object) -> api.PodResources:
+        """A pod that uses claims is put together anew each time: few do, and few devices are in them."""
+        if not has_claims(pod):
+            return self._with_devices(pod)
+        message = api.PodResources()
+        message.CopyFrom(self._with_devices(pod))
+        specs = {one["name"]: one for _, one in containers_of(pod["spec"])}
+        for container in message.containers:
+            for info in self._claims().of_container(pod, specs[container.name]):
+                container.dynamic_resources.append(_dynamic(info))
+        return message
+
+    def _with_devices(self, pod: Object) -> api.PodResources:
         meta, accounts = pod["metadata"], self._accounts()
         holdings = {
             # Ordinary init containers are not listed.
@@ -102,6 +122,23 @@ class PodResources(rpc.PodResourcesListerServicer):
             message = api.PodResources(name=meta["name"], namespace=meta["namespace"], containers=containers)
             told = self._told[meta["uid"]] = ({name: dict(held) for name, held in holdings.items()}, message)
         return told[1]
+
+
+def _dynamic(info: ClaimInfo) -> api.DynamicResource:
+    """A claim as kubelet lists it: with each device go the CDI devices of those before it, too."""
+    message = api.DynamicResource(claim_name=info.name, claim_namespace=info.namespace)
+    for driver, devices in info.drivers.items():
+        names: list[api.CDIDevice] = []
+        for one in devices:
+            names += [api.CDIDevice(name=name) for name in one.cdi]
+            message.claim_resources.add(
+                cdi_devices=names,
+                driver_name=driver,
+                pool_name=one.pool,
+                device_name=one.device,
+                share_id=one.share,
+            )
+    return message
 
 
 def _devices(held: Mapping[str, Entry]) -> list[api.ContainerDevices]:

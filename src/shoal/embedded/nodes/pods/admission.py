@@ -6,12 +6,13 @@ Devices come before this and elsewhere: `shoal.embedded.nodes.devices.manager`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
 from shoal.embedded.nodes.pods.states import containers_of
+from shoal.embedded.rules.claims import served_by_claim
 from shoal.embedded.rules.pods import is_extended
 from shoal.kube.selectors import labels_term
 from shoal.kube.taints import NO_EXECUTE, read_taints, read_tolerations, untolerated
@@ -30,9 +31,13 @@ class PodRefusal:
     message: str
 
 
-def requests_of(spec: Mapping[str, Any]) -> Amounts:
-    """All that a pod needs at once, by resource."""
-    each = tuple((kind, _requests(one)) for kind, one in containers_of(spec))
+def requests_of(pod: Mapping[str, Any], *, by_claim: bool = True) -> Amounts:
+    """All that a pod needs at once, by resource; without `by_claim` only what no claim serves."""
+    spec = pod["spec"]
+    each = tuple(
+        (kind, _requests(one, frozenset() if by_claim else served_by_claim(pod, one["name"])))
+        for kind, one in containers_of(spec)
+    )
     names = {name for _, amounts in each for name in amounts}
     needed = {
         name: max(sum((amounts.get(name, Fraction(0)) for amounts in phase), Fraction(0)) for phase in phases(each))
@@ -43,10 +48,11 @@ def requests_of(spec: Mapping[str, Any]) -> Amounts:
     return needed
 
 
-def _requests(container: Mapping[str, Any]) -> Amounts:
+def _requests(container: Mapping[str, Any], left_out: Collection[str]) -> Amounts:
     return {
         name: quantity.parse(amount)
         for name, amount in ((container.get("resources") or {}).get("requests") or {}).items()
+        if name not in left_out
     }
 
 
@@ -67,7 +73,7 @@ def check(
     capacity = int(allocatable.get("pods", Fraction(110)))
     if len(present) + 1 > capacity:
         return _short("pods", 1, len(present), capacity)
-    needed = requests_of(spec)
+    needed = requests_of(pod, by_claim=False)
     for name in (*_NATIVE, *sorted(set(needed) - set(_NATIVE))):
         # An extended resource that the node does not know is somebody else's business.
         if not needed.get(name) or (name not in allocatable and is_extended(name)):

@@ -141,6 +141,12 @@ class PodRun:
         since = one.back_off_at
         return since is not None and (ended - since).total_seconds() > 2 * self._timing.back_off.longest
 
+    def wait(self, now: datetime) -> Step:
+        """Move on to this moment while nothing may be started yet: only the pod's deadline can come."""
+        notes: list[Note] = []
+        self._check_deadline(now, notes)
+        return Step(notes=tuple(notes), wake=self._due())
+
     def begun(self, name: str, now: datetime, container_id: str, plan: Plan) -> None:
         """A container has been created and started."""
         one = self.containers[name]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from shoal.embedded.deletion import Deletion
 from shoal.embedded.kinds import NODES
+from shoal.embedded.nodes.claims.manager import ClaimManager
 from shoal.embedded.nodes.clock import Clock
 from shoal.embedded.nodes.devices.manager import DeviceManager
 from shoal.embedded.nodes.host import Host
@@ -24,6 +25,7 @@ class Site:
 
     host: Host
     devices: DeviceManager
+    claims: ClaimManager
     registry: Registry
     deletion: Deletion
     recorder: EventWriter
@@ -47,7 +49,7 @@ class Site:
 
     def take(self, pod: Object) -> None:
         """A pod is admitted: it has its resources from now on."""
-        self._taken[pod["metadata"]["uid"]] = (pod, requests_of(pod["spec"]))
+        self._taken[pod["metadata"]["uid"]] = (pod, requests_of(pod))
 
     def release(self, uid: str) -> None:
         """A pod is over: its resources and its devices are free."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -16,6 +16,18 @@ from shoal.model.request import ContainerKind
 OWN: Final = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
 _NEVER: Final = "1970-01-01T00:00:00Z"
 Status = dict[str, Any]
+#: By a container's specification, what its status tells of the devices of its claims.
+ContainerHealth = Callable[[Mapping[str, Any]], list[Status]]
+
+
+#: What others write into a pod's status: kubelet leaves it as it is.
+_OTHERS: Final = ("resourceClaimStatuses", "extendedResourceClaimStatus", "nodeAllocatableResourceClaimStatuses")
+
+
+def with_others(status: Status, pod: Mapping[str, Any]) -> Status:
+    """A status of kubelet's with what others wrote into the pod's."""
+    old = pod.get("status") or {}
+    return {**status, **{name: old[name] for name in _OTHERS if name in old}}
 
 
 def refused(pod: Mapping[str, Any], reason: str, message: str, now: datetime) -> Status:
@@ -33,11 +45,18 @@ def refused(pod: Mapping[str, Any], reason: str, message: str, now: datetime) ->
     return {**status, "conditions": others} if others else status
 
 
-def pod_status(pod: Mapping[str, Any], run: PodRun, *, host: str, now: datetime) -> Status:
-    """The status of a pod that the node has taken."""
+def pod_status(
+    pod: Mapping[str, Any], run: PodRun, *, host: str, now: datetime, health: ContainerHealth | None = None
+) -> Status:
+    """The status of a pod that the node has taken. `health` tells how the devices of a container's claims are."""
     spec, old = pod["spec"], pod.get("status") or {}
     phase = phase_of(run)
-    statuses = {one["name"]: _container(one, run.containers[one["name"]], run, now) for _, one in containers_of(spec)}
+    statuses = {
+        one["name"]: _container(
+            one, run.containers[one["name"]], run, now, health if kind is ContainerKind.APP else None
+        )
+        for kind, one in containers_of(spec)
+    }
     conditions = _conditions(run, statuses, phase)
     status: Status = {
         "observedGeneration": pod["metadata"].get("generation", 1),
@@ -83,7 +102,9 @@ def _final_phase(run: PodRun) -> str:
     return "Succeeded" if all(end is not None and end.code == 0 for end in ends) else "Failed"
 
 
-def _container(spec: Mapping[str, Any], one: ContainerRun, run: PodRun, now: datetime) -> Status:
+def _container(
+    spec: Mapping[str, Any], one: ContainerRun, run: PodRun, now: datetime, health: ContainerHealth | None
+) -> Status:
     ran = isinstance(one.state, Running | Ended)
     last = _state(one.last) if one.last is not None else {}
     status: Status = {
@@ -104,7 +125,8 @@ def _container(spec: Mapping[str, Any], one: ContainerRun, run: PodRun, now: dat
     if ran and resources.get("requests"):
         status["allocatedResources"] = dict(resources["requests"])
     status["resources"] = resources
-    return status
+    told = health(spec) if health is not None and resources.get("claims") else []
+    return {**status, "allocatedResourcesStatus": told} if told else status
 
 
 def _first_wait(one: ContainerRun, run: PodRun) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -15,7 +15,13 @@ from shoal.embedded.access.users import kubelet_of
 from shoal.embedded.deletion import DeleteOptions
 from shoal.embedded.errors import ApiStatus
 from shoal.embedded.kinds import PODS
-from shoal.embedded.nodes.errors import AllocationError, ContainerConfigError, HookError, SimulatedWorkloadError
+from shoal.embedded.nodes.errors import (
+    AllocationError,
+    ClaimNotReadyError,
+    ContainerConfigError,
+    HookError,
+    SimulatedWorkloadError,
+)
 from shoal.embedded.nodes.host import Creation, HookCall
 from shoal.embedded.nodes.pods import status as statuses
 from shoal.embedded.nodes.pods.admission import check
@@ -24,6 +30,7 @@ from shoal.embedded.nodes.pods.machine import Note, PodRun
 from shoal.embedded.nodes.pods.site import Site
 from shoal.embedded.nodes.pods.states import ContainerRun, Ended, Running
 from shoal.embedded.nodes.pods.workload import failed, plan_of
+from shoal.embedded.rules.claims import has_claims
 from shoal.embedded.rules.pods import containers
 from shoal.embedded.store import Object
 from shoal.embedded.writes import ACTING
@@ -40,6 +47,12 @@ _NOT_STARTED: Final = (
 _VANISHED_GRACE: Final = 1.0
 #: The hooks that come before a container's program, in their order.
 _EARLY: Final = ("prestart", "createRuntime", "createContainer", "startContainer")
+
+
+def _words(pod: Object) -> tuple[object, ...]:
+    """What of a pod makes kubelet look at it again when it changes: not its status."""
+    meta = pod["metadata"]
+    return pod["spec"], meta.get("labels"), meta.get("annotations")
 
 
 class PodWorker:
@@ -111,7 +124,10 @@ class PodWorker:
         site = self._site
         self._refresh()
         if not run.address and not run.over:
-            await self._make_sandbox(run)
+            if has_claims(self.pod):
+                await self._prepare(run)
+            if not run.over:
+                await self._make_sandbox(run)
         while True:
             now = site.clock.now()
             self._refresh()
@@ -132,11 +148,62 @@ class PodWorker:
                 continue
             moments = [moment for moment in (step.wake, more, due) if moment is not None]
             await site.clock.wait(self.wake, min(moments, default=None))
+        # Before anybody hears that the pod has ended: its claims are given to others then.
+        await self._unprepare()
         site.release(self.uid)
         site.host.end_cgroup(self._pod_cgroup())
         self._publish(run)
         if self._is_ending():
             self._let_go()
+
+    async def _prepare(self, run: PodRun) -> None:
+        """Wait until all claims of the pod are prepared, or it is to end."""
+        clock = self._site.clock
+        while not self._is_ending():
+            step = run.wait(clock.now())
+            for note in step.notes:
+                self._tell(note)
+            if run.over:
+                return
+            self._publish(run)
+            try:
+                await self._unless_ending(self._site.claims.prepare(self.pod))
+                return
+            except ClaimNotReadyError as error:
+                why = f"Failed to prepare dynamic resources: prepare dynamic resources: {error}"
+                self._tell(Note("FailedPrepareDynamicResources", why, warning=True))
+            seen, until = _words(self.pod), clock.now() + timedelta(seconds=self._site.timing.retry)
+            until = min(until, step.wake or until)
+            while clock.now() < until and _words(self.pod) == seen and not self._is_ending():
+                await clock.wait(self.wake, until)
+                self._refresh()
+
+    async def _unless_ending(self, work: Coroutine[None, None, None]) -> None:
+        """Do it, and break it off when the pod is to end."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done() and not self._is_ending():
+                woken = asyncio.ensure_future(self.wake.wait())
+                await asyncio.wait({task, woken}, return_when=asyncio.FIRST_COMPLETED)
+                woken.cancel()
+                self.wake.clear()
+                self._refresh()
+            if task.done():
+                task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _unprepare(self) -> None:
+        """Have the pod's claims taken back, however long that takes."""
+        site = self._site
+        while site.claims.uses(self.uid):
+            try:
+                await site.claims.unprepare(self.uid)
+            except ClaimNotReadyError as error:
+                log.warning("pod %s cannot end: unprepare dynamic resources: %s", self._name, error)
+                await site.clock.wait(self.wake, site.clock.now() + timedelta(seconds=site.timing.retry))
+                self._refresh()
 
     async def _make_sandbox(self, run: PodRun) -> None:
         """Give the pod its address, after the time that takes."""
@@ -193,7 +260,7 @@ class PodWorker:
         image = f'Container image "{spec["image"]}" already present on machine and can be accessed by the pod'
         self._tell(Note("Pulled", image, one.name))
         try:
-            await site.devices.pre_start(self.uid, spec, site.active())
+            await site.devices.pre_start(self.pod, spec, site.active())
             creation = self._created(spec, run)
             plan = plan_of(spec, self.pod, creation.env, creation.secret)
         except (AllocationError, ContainerConfigError, SimulatedWorkloadError) as error:
@@ -249,7 +316,8 @@ class PodWorker:
                 for one in answer.mounts
             ),
         )
-        names = [device.name for answer in responses for device in answer.cdi_devices]
+        names = self._site.claims.cdi_devices(self.pod, spec)
+        names += [device.name for answer in responses for device in answer.cdi_devices]
         if names:
             edits += resolve(names, host.cdi_files.load())
         return Creation(edits.environment(env.variables), env.secret, edits)
@@ -313,7 +381,13 @@ class PodWorker:
         site = self._site
         if self._gone:
             return
-        fresh = statuses.pod_status(self.pod, run, host=site.host.address, now=site.clock.now())
+        fresh = statuses.pod_status(
+            self.pod,
+            run,
+            host=site.host.address,
+            now=site.clock.now(),
+            health=lambda container: site.claims.health(self.pod, container),
+        )
         if fresh != self._told_status:
             self._write(fresh)
             self._told_status = fresh
@@ -324,7 +398,7 @@ class PodWorker:
         if self._gone:
             return
         try:
-            changed = {**self.pod, "status": status}
+            changed = {**self.pod, "status": statuses.with_others(status, self.pod)}
             self.pod, _ = registry.update(PODS, *self._key, changed, subresource="status", manager="kubelet")
         except ApiStatus as error:
             log.warning("the status of pod %s could not be written: %s", self._name, error)
