@@ -40,11 +40,9 @@ def test_the_demo_in_the_readme_is_the_real_one() -> None:
     assert _steady(result.output).replace("succeeded", "running") == _steady(shown[1])
 
 
+@pytest.mark.usefixtures("testbed_run")
 def test_what_the_readme_lets_one_play_with_works(tmp_path: Path) -> None:
-    try:
-        kubectl = binaries.find("kubectl")
-    except binaries.BinariesError as error:
-        pytest.skip(f"kubectl: {error}")
+    kubectl = binaries.find("kubectl")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     part = readme.partition("<!-- play -->")[2].partition("<!-- /play -->")[0]
     start, rest = re.findall(r"```sh\n(.*?)```", part, re.DOTALL)

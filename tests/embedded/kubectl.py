@@ -8,14 +8,13 @@ import pytest
 
 from shoal.embedded.app import EmbeddedApi
 from tests.testbed import binaries
+from tests.testbed.processes import Run
 
 
 @pytest.fixture
-def program() -> Path:
-    try:
-        return binaries.find("kubectl")
-    except binaries.BinariesError as error:
-        pytest.skip(f"kubectl: {error}")
+def program(testbed_run: Run) -> Path:
+    """The real kubectl, one of the programs of `make kube`."""
+    return binaries.find("kubectl")
 
 
 async def kubectl(program: Path, api: EmbeddedApi, *arguments: str, given: str = "") -> str:

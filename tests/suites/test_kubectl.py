@@ -11,8 +11,10 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from tests.testbed import binaries
 from tests.testbed.cluster import Api
+
+# kubectl is one of the programs of `make kube`: the embedded half needs it too.
+pytestmark = pytest.mark.usefixtures("testbed_run")
 
 Kubectl = Callable[..., str]
 
@@ -37,15 +39,6 @@ kind: ConfigMap
 metadata: {name: map}
 data: {a: '1', b: '2'}
 """
-
-
-@pytest.fixture(autouse=True)
-def _there() -> None:
-    """kubectl is one of the programs of `make kube`: without it the embedded half cannot run either."""
-    try:
-        binaries.find("kubectl")
-    except binaries.BinariesError as error:
-        pytest.skip(f"kubectl: {error}")
 
 
 @pytest.fixture
