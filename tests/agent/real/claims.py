@@ -16,7 +16,7 @@ from tests.agent.real.test_deploy import kubeconfig_of
 from tests.kube.relay import Relay
 from tests.kubelet.device_plugin import PluginLoop
 from tests.kubelet.pods import Pods, container, is_ready
-from tests.testbed import binaries
+from tests.testbed import binaries, features
 from tests.testbed.control_plane import own_control_plane
 from tests.testbed.images import BUSYBOX
 from tests.testbed.node import Node
@@ -25,7 +25,9 @@ from tests.testbed.processes import Run
 from tests.testbed.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
-RESOURCES = "/apis/resource.k8s.io/v1"
+#: The version of claims on the Kubernetes under test; v1beta1 is for whole cards alone.
+VERSION = "v1" if features.claims() == features.DEFAULTS else "v1beta1"
+RESOURCES = f"/apis/resource.k8s.io/{VERSION}"
 
 
 class ClaimsLab(RealLab):
@@ -50,9 +52,18 @@ class ClaimsLab(RealLab):
             wait_for(lambda: len(self.devices()) == len(self.gpus), "publishing devices")
 
     @contextlib.contextmanager
-    def beside(self, run: Run, library: Path, folder: Path, cards: object) -> Iterator["ClaimsLab"]:
+    def beside(
+        self,
+        run: Run,
+        library: Path,
+        folder: Path,
+        cards: object,
+        *,
+        gates: Mapping[str, bool] | None = None,
+        wait: bool = True,
+    ) -> Iterator["ClaimsLab"]:
         """A second node on the same control plane, with its own agent; it goes afterwards."""
-        node = Node(run, self.pods.apiserver, f"{self.node.name}-2")
+        node = Node(run, self.pods.apiserver, f"{self.node.name}-2", gates=gates)
         node.start()
         shim = Shim(library, folder)
         shim.write(describe_machine(cards))
@@ -60,7 +71,8 @@ class ClaimsLab(RealLab):
         lab.kubeconfig = kubeconfig_of(lab, folder)
         try:
             lab.start(wait=False, claims=True)
-            wait_for(lambda: bool(lab.devices()), "publishing devices")
+            if wait:
+                wait_for(lambda: bool(lab.devices()), "publishing devices")
             yield lab
         finally:
             lab.stop()
@@ -215,7 +227,7 @@ def asking(name: str = "gpu", memory: str | None = None, **more: object) -> dict
     exactly: dict = {"deviceClassName": dra.DEVICE_CLASS, **more}
     if memory is not None:
         exactly["capacity"] = {"requests": {"memory": memory}}
-    return {"name": name, "exactly": exactly}
+    return {"name": name, "exactly": exactly} if VERSION == "v1" else {"name": name, **exactly}
 
 
 def claim_pod(name: str, claims: Mapping[str, dict], *containers: dict, script: str = TELL, **spec: object) -> dict:
@@ -244,8 +256,12 @@ def grant(lab: ClaimsLab, folder: Path) -> Path:
     """Rights, fences and class as they are deployed; the kubeconfig of the agent's account on the lab's node."""
     for part in ("agent", "agent-claims"):
         for path in sorted((ROOT / "deploy" / part).glob("*.yaml")):
-            if path.name not in ("kustomization.yaml", "daemonset.yaml"):
+            if path.name not in ("kustomization.yaml", "daemonset.yaml", "device-class.yaml"):
                 lab.pods.apiserver.kubectl("apply", "-f", str(path))
+    overlay = "agent-claims" if VERSION == "v1" else f"agent-claims-{VERSION}"
+    made = yaml.safe_load_all(lab.pods.apiserver.kubectl("kustomize", str(ROOT / "deploy" / overlay)))
+    (device_class,) = [one for one in made if one["kind"] == "DeviceClass"]
+    lab.pods.apiserver.kubectl("apply", "-f", "-", input=yaml.safe_dump(device_class))
     return kubeconfig_of(lab, folder)
 
 
@@ -290,7 +306,7 @@ def claims_lab(
 
     `between` puts a relay between the agent and the API server, which can be cut.
     """
-    with own_control_plane(run, "claims") as plane:
+    with own_control_plane(run, "claims", features.claims()) as plane:
         plane.start_scheduler()
         plane.api.create_namespace("tenant")
         node = Node(run, plane.api, f"{plane.name}-node")
