@@ -71,7 +71,6 @@ def test_what_is_published(lab: ClaimsLab):
 
 
 def test_a_whole_card(lab: ClaimsLab):
-    lab.pods.apiserver.request("DELETE", f"{RESOURCES}/namespaces/{lab.pods.namespace}/resourceclaimtemplates")
     before = lab.allocatable(MEMORY)
     name = lab.example("06-whole-card-v1beta1.yaml")
     lab.pods.wait_running(name)
@@ -121,7 +120,13 @@ def test_a_card_with_shares_by_number_is_not_offered(lab: ClaimsLab):
     lab.pods.delete("numbers")
     lab.pods.wait_running("all")
     assert offered(lab) == {0, 1, 2, 3}
-    lab.place(memory_pod("late", 2), lab.allocation({"main": [1]}, {"main": Share(2 * GIB)}))
+
+
+def test_a_share_by_number_has_no_room_on_a_claimed_card(lab: ClaimsLab):
+    lab.create(claim_pod("one", CARD))
+    lab.pods.wait_running("one")
+    late = lab.allocation({"main": lab.visible("one")}, {"main": Share(2 * GIB)})
+    lab.place(memory_pod("late", 2), late)
     lab.pods.wait_event("late", lambda event: "of the node, or by claims" in event["message"], "of its card")
 
 
