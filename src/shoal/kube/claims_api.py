@@ -119,7 +119,7 @@ class _Group(Base, frozen=True, kw_only=True):
 
 
 class ClaimsApi:
-    """Claims and slices of one API server, in the newest version that it serves; that is looked up once."""
+    """Claims and slices of one API server, in the newest version that it serves, which is looked up once."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -130,6 +130,10 @@ class ClaimsApi:
         if self._version is None:
             self._version = await self._find()
         return self._version
+
+    def look_again(self) -> None:
+        """The server does not have that version any more, after an upgrade."""
+        self._version = None
 
     async def _find(self) -> ClaimsVersion:
         path = f"/apis/{GROUP}"

@@ -25,6 +25,7 @@ from shoal.kube.access.credentials import Access, StoredCredential
 from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.claims_api import ClaimsApi
 from shoal.kube.client import Client
+from shoal.kube.objects.node import Node
 from shoal.kube.resources import NODES, RESOURCE_SLICES
 from shoal.kubelet.api import pluginregistration_pb2 as registration
 from shoal.kubelet.api import pluginregistration_pb2_grpc as registration_rpc
@@ -130,6 +131,57 @@ async def test_a_kubelet_that_refuses_the_driver_later_has_no_devices(driven: Dr
     assert len(driven.told) == 1
     await driven.kubelet_says()
     await driven.wait_devices(4)
+
+
+class Upgraded:
+    """An API server with one version of the group at a time, and slices without a history."""
+
+    def __init__(self) -> None:
+        self.version = "v1beta1"
+        #: Devices by the version in which they were written last.
+        self.written: dict[str, list[dict]] = {}
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        parts = request.path.strip("/").split("/")
+        if parts == ["apis", "resource.k8s.io"]:
+            return web.json_response({"versions": [{"version": self.version}]})
+        if parts[:4] != ["apis", "resource.k8s.io", self.version, "resourceslices"]:
+            return web.json_response({"kind": "Status", "reason": "NotFound", "code": 404}, status=404)
+        if request.method == "GET" and "watch" not in request.query:
+            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
+        if request.method == "GET":
+            stream = web.StreamResponse()
+            await stream.prepare(request)
+            await asyncio.sleep(0.2)
+            return stream
+        body = await request.json()
+        body["metadata"]["resourceVersion"] = "2"
+        if "dryRun" not in request.query:
+            self.written[self.version] = body["spec"]["devices"]
+        return web.json_response(body, status=201)
+
+
+async def test_after_an_upgrade_cards_are_shared(tmp_path: Path):
+    """The version that was used is gone: another is looked up."""
+    server = Upgraded()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", server.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(runner.cleanup)
+        access = Access(f"http://127.0.0.1:{runner.addresses[0][1]}", StoredCredential())
+        driven = Driven(tmp_path, await stack.enter_async_context(Client(access)))
+        driven.object = Node()
+        await stack.enter_async_context(running(driven))
+        await driven.kubelet_says()
+        await until(lambda: "v1beta1" in server.written)
+        assert all(set(one) == {"name", "basic"} for one in server.written["v1beta1"])
+        server.version = "v1"
+        await until(lambda: "v1" in server.written)
+        assert [one["allowMultipleAllocations"] for one in server.written["v1"]] == [True] * 4
+        assert driven.told == []
 
 
 async def test_a_cluster_without_the_api_is_told_what_to_switch_on(tmp_path: Path):

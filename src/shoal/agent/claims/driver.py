@@ -21,7 +21,7 @@ from shoal.agent.node.pods import NodePods
 from shoal.gpu.errors import GpuError
 from shoal.gpu.protocol import Driver
 from shoal.kube.claims_api import GROUP, V1BETA1, ClaimsApi, ClaimsVersion
-from shoal.kube.errors import KubeError, UnservedError
+from shoal.kube.errors import KubeError, NotFoundError, UnservedError
 from shoal.kubelet.dra import DeviceHealth, DraDriver
 from shoal.kubelet.host_paths import DriverSockets, HostPaths
 from shoal.model.contract import dra
@@ -98,10 +98,15 @@ class ClaimsDriver:
             if not serves:
                 group.create_task(self.server.run(), name="claims")
             await self._wait_registered()
-            self.offered = True
-            async with publisher.reflector:
-                group.create_task(publisher.run(), name="slices")
-                await self._follow(publisher)
+            while True:
+                self.offered = True
+                async with publisher.reflector:
+                    writing = group.create_task(publisher.run(), name="slices")
+                    await self._follow(publisher)
+                    writing.cancel()
+                self.offered = False
+                self._api.look_again()
+                publisher = await self._wait_available()
 
     def _tell(self, words: str) -> None:
         """Complain, once of each thing; empty words if there is nothing to complain of."""
@@ -146,10 +151,10 @@ class ClaimsDriver:
         return why and f"kubelet does not take the driver: switch its feature gate {_GATE} on ({why})"
 
     async def _follow(self, publisher: SlicePublisher) -> None:
-        """Publish the devices as they are, and tell kubelet of their health."""
+        """Publish the devices as they are, and tell kubelet of their health, while the API server has this version."""
         before: object = None
         driver = await self._driver()
-        while True:
+        while not isinstance(publisher.reflector.last_error, NotFoundError):
             self._look_at_partitions()
             node, pods, clients = self._pods.node, self._pods, self._clients()
             refused = self._refused()
