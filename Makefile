@@ -48,7 +48,8 @@ test-chart: kube
 test-old: ## Run the chart and claims of whole cards on the oldest Kubernetes, 1.32.2 (KUBE_VERSION for another)
 test-old: export KUBE_VERSION := $(or $(KUBE_VERSION),1.32.2)
 test-old: kube
-	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -m kube tests/deploy/test_chart_kube.py tests/agent/real/test_claims_old_kube.py \
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -m kube tests/agent/claims/test_slices_old_kube.py \
+		tests/agent/real/test_claims_old_kube.py tests/deploy/test_chart_kube.py \
 		tests/deploy/test_chart_render_kube.py::test_claims_on_a_server_that_has_them_only_if_switched_on $(ARGS)
 
 test-nfd: ## Run discovery beside a real nfd-master, built first if need be (3 minutes with Go)
