@@ -62,8 +62,8 @@ class ClaimsLab(RealLab):
         gates: Mapping[str, bool] | None = None,
         wait: bool = True,
     ) -> Iterator["ClaimsLab"]:
-        """A second node on the same control plane, with its own agent; it goes afterwards."""
-        node = Node(run, self.pods.apiserver, f"{self.node.name}-2", gates=gates)
+        """A second node on the same control plane, named after the folder, with its own agent; it goes afterwards."""
+        node = Node(run, self.pods.apiserver, f"{self.node.name}-{folder.name}", gates=gates)
         node.start()
         shim = Shim(library, folder)
         shim.write(describe_machine(cards))

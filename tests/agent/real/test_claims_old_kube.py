@@ -13,7 +13,7 @@ from shoal.kube.errors import UnservedError
 from shoal.model.contract import dra, nvidia
 from shoal.model.request import Share
 from tests.agent.lab import GIB, MEMORY, SAY, memory_pod
-from tests.agent.real.claims import RESOURCES, ROOT, ClaimsLab, asking, claim_pod, claims_lab, using
+from tests.agent.real.claims import RESOURCES, ROOT, VERSION, ClaimsLab, asking, claim_pod, claims_lab, using
 from tests.agent.real.conftest import describe_machine
 from tests.agent.sharing import CUT
 from tests.kubelet.pods import is_ready
@@ -226,7 +226,7 @@ def test_reboot(lab: ClaimsLab):
 
 def test_rights_end_at_the_own_node(lab: ClaimsLab):
     found = lab.slices()[0]
-    own = {"apiVersion": found["apiVersion"], "kind": "ResourceSlice"}
+    own = {"apiVersion": f"resource.k8s.io/{VERSION}", "kind": "ResourceSlice"}
 
     def told(spec: dict) -> str:
         metadata = {"name": "x", "ownerReferences": found["metadata"]["ownerReferences"]}
@@ -270,6 +270,13 @@ def test_a_kubelet_with_the_gate_off(
         assert "switch its feature gate DynamicResourceAllocation on" in said()[0]
         assert off.devices() == []
         wait_for(lambda: off.allocatable(MEMORY) > 0, "shares by number all the same")
+        off.make_claim("mine", asking())
+        off.create(claim_pod("mine", {"gpu": {"resourceClaimName": "mine"}}, schedulerName="nobody"))
+        off.allocate("mine", {"request": "gpu", "device": dra.device_name(off.card(0).uuid)}, pods=["mine"])
+        off.bind_to("mine")
+        off.pods.wait_running("mine")
+        assert nvidia.ENV_VISIBLE_DEVICES not in off.env("mine"), "which is why"
+        off.sweep()
 
 
 def test_manifests_are_taken_strictly(lab: ClaimsLab):
