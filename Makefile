@@ -12,7 +12,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: chaos faults fuzz soak help demo test test-kube test-page screenshots test-chart test-nfd kube image crds manifests lint format proto bench bench-placement lock clean
+.PHONY: chaos faults fuzz soak help demo test test-kube test-page screenshots test-chart test-old test-nfd kube image crds manifests lint format proto bench bench-placement lock clean
 
 help: ## Show this list
 	@awk -F ': ## ' '/^[a-z-]+: ## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,13 @@ test-chart: ## Install the chart on a real node of the oldest Kubernetes it is f
 test-chart: export KUBE_VERSION := $(or $(KUBE_VERSION),1.32.2)
 test-chart: kube
 	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -m kube tests/deploy/test_chart_kube.py $(ARGS)
+
+test-old: ## Run the chart and claims of whole cards on the oldest Kubernetes, 1.32.2 (KUBE_VERSION for another)
+test-old: export KUBE_VERSION := $(or $(KUBE_VERSION),1.32.2)
+test-old: kube
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -m kube tests/agent/claims/test_slices_old_kube.py \
+		tests/agent/real/test_claims_old_kube.py tests/deploy/test_chart_kube.py \
+		tests/deploy/test_chart_render_kube.py::test_claims_on_a_server_that_has_them_only_if_switched_on $(ARGS)
 
 test-nfd: ## Run discovery beside a real nfd-master, built first if need be (3 minutes with Go)
 test-nfd: kube

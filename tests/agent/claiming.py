@@ -16,13 +16,14 @@ from tests.testbed.images import BUSYBOX
 from tests.testbed.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
-RESOURCES = "/apis/resource.k8s.io/v1"
 
 
 class Claiming(Lab):
     """A node whose agent offers claims."""
 
     given_settings: dict[str, Any]
+    #: The version of the objects.
+    version = "v1"
 
     # What differs with the kubelet
 
@@ -71,7 +72,7 @@ class Claiming(Lab):
 
     def slices(self) -> list[dict]:
         """The node's slices."""
-        found: list[dict] = self.pods.apiserver.request("GET", f"{RESOURCES}/resourceslices")["items"]
+        found: list[dict] = self.pods.apiserver.request("GET", f"{self.resources}/resourceslices")["items"]
         return [one for one in found if one["spec"].get("nodeName") == self.node.name]
 
     def devices(self) -> list[dict]:
@@ -107,8 +108,13 @@ class Claiming(Lab):
         }
 
     @property
+    def resources(self) -> str:
+        """The path of claims and slices."""
+        return f"/apis/resource.k8s.io/{self.version}"
+
+    @property
     def _path(self) -> str:
-        return f"{RESOURCES}/namespaces/{self.pods.namespace}"
+        return f"{self.resources}/namespaces/{self.pods.namespace}"
 
     def make_template(self, name: str, *requests: dict) -> None:
         """A template of claims with these requests."""

@@ -23,8 +23,10 @@ from shoal.operator.nodes import DEPLOYED
 from shoal.operator.policy import ClusterPolicySpec, read_policy
 from shoal.scheduler.config import SchedulerConfig
 from shoal.scheduler.kube_scheduler import MOUNTED, SchedulerMode, configuration
-from tests.testbed import binaries
+from tests.testbed import binaries, features
 from tests.testbed.apiserver import ApiServer
+from tests.testbed.helm import run_helm
+from tests.testbed.processes import Run
 from tests.testbed.waiting import wait_for
 
 pytestmark = pytest.mark.kube
@@ -211,8 +213,35 @@ def test_claims_where_kubelet_has_another_folder() -> None:
     assert sockets.endpoint == f"{hosts['plugins']}/dra.sock"
     assert str(sockets.calls.parent) == mounts["plugins"]
     assert str(sockets.registration.parent) == mounts["plugins-registry"]
-    with pytest.raises(generate.HelmError, match=r"sharing.claims needs Kubernetes 1\.34"):
-        generate.render(binaries.find("helm"), CLAIMS, kube_version="1.33.4")
+
+
+@pytest.mark.parametrize(
+    ("kube", "version"), [("1.32.2", "v1beta1"), ("1.33.4", "v1beta2"), ("1.34.1-gke.1", "v1"), ("1.36.3", "v1")]
+)
+def test_the_class_of_claims_has_a_version_of_its_cluster(kube: str, version: str) -> None:
+    text = generate.render(binaries.find("helm"), CLAIMS, kube_version=kube)
+    found = [obj for obj in yaml.safe_load_all(text) if obj]
+    assert one(found, "DeviceClass", "shoal-gpu")["apiVersion"] == f"resource.k8s.io/{version}"
+
+
+@pytest.mark.before_kube("1.34")
+@pytest.mark.parametrize("on", [True, False])
+def test_claims_on_a_server_that_has_them_only_if_switched_on(testbed_run: Run, tmp_path: Path, on: bool) -> None:
+    api = ApiServer(testbed_run, f"chart-claims-{on}".lower(), features.claims() if on else features.DEFAULTS)
+    try:
+        said = run_helm(
+            api.kubeconfig(),
+            *("install", "shoal", str(generate.CHART), "--namespace=kube-system", "--dry-run=server"),
+            *("--set=sharing.claims=true", "--set=clusterPolicy.deployCR=false", "--no-hooks", "--skip-crds"),
+            home=tmp_path,
+            check=False,
+        )
+    finally:
+        api.stop()
+    if on:
+        assert "apiVersion: resource.k8s.io/v1beta1\nkind: DeviceClass" in said
+    else:
+        assert "--runtime-config=resource.k8s.io/v1beta1=true" in said
 
 
 @pytest.mark.parametrize("namespace", ["gpu-operator", "kube-system"])

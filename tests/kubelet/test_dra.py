@@ -89,6 +89,9 @@ async def test_registration(served: Served):
         assert served.driver.registered.is_set()
         await stub.NotifyRegistrationStatus(registration.RegistrationStatus(plugin_registered=False, error="no"))
         assert not served.driver.registered.is_set()
+        assert served.driver.refused == "no"
+        await stub.NotifyRegistrationStatus(registration.RegistrationStatus(plugin_registered=True))
+        assert served.driver.refused == ""
 
 
 @pytest.mark.parametrize(("api", "rpc"), [(v1, v1_rpc), (v1beta1, v1beta1_rpc)])

@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from tests.testbed import binaries
+from tests.testbed.features import DEFAULTS, Features
 from tests.testbed.kubectl import run_kubectl
 from tests.testbed.pki import Authority
 from tests.testbed.processes import Process, Run, TestbedError
@@ -21,9 +22,10 @@ ADMIN = ("admin", ("system:masters",))
 class ApiServer:
     """One etcd with one kube-apiserver on 127.0.0.1. Starts at once; can be killed and started again in place."""
 
-    def __init__(self, run: Run, name: str = "cluster") -> None:
+    def __init__(self, run: Run, name: str = "cluster", features: Features = DEFAULTS) -> None:
         self.run = run
         self.name = name
+        self.features = features
         self.directory = run.folder(name)
         self.authority = Authority(run.folder(name, "pki"))
         self._port = run.reservations.port()
@@ -188,6 +190,7 @@ class ApiServer:
             *(f"--kubelet-client-certificate={to_kubelet.certificate}", f"--kubelet-client-key={to_kubelet.key}"),
             *(f"--kubelet-certificate-authority={self.ca}", "--kubelet-preferred-address-types=InternalIP"),
             "--profiling=false",
+            *self.features.api_flags,
         ]
 
 

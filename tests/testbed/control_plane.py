@@ -11,6 +11,7 @@ import yaml
 
 from tests.testbed import binaries
 from tests.testbed.apiserver import ApiServer
+from tests.testbed.features import DEFAULTS, Features
 from tests.testbed.processes import Process, Run
 
 #: A node is given up after this long without a heartbeat. Long, so that thousands of fake nodes need few of them.
@@ -20,10 +21,12 @@ NODE_GRACE_SECONDS = 300
 class ControlPlane:
     """An API server with its controllers, or without. Schedulers are started by the test, configured as it needs."""
 
-    def __init__(self, run: Run, name: str = "control-plane", *, controllers: bool = True) -> None:
+    def __init__(
+        self, run: Run, name: str = "control-plane", *, controllers: bool = True, features: Features = DEFAULTS
+    ) -> None:
         self.run = run
         self.name = name
-        self.api = ApiServer(run, name)
+        self.api = ApiServer(run, name, features)
         self._port = run.reservations.port()
         self._controllers = run.process(f"{name}-controllers", self._command())
         self._schedulers: list[Process] = []
@@ -46,6 +49,7 @@ class ControlPlane:
                 *(f"--config={path}", "--bind-address=127.0.0.1", f"--secure-port={port}"),
                 *(f"--kubeconfig={self._kubeconfig()}", f"--authentication-kubeconfig={self._kubeconfig()}"),
                 f"--authorization-kubeconfig={self._kubeconfig()}",
+                *self.api.features.flags,
             ],
         )
         self._schedulers.append(process)
@@ -91,13 +95,14 @@ class ControlPlane:
             f"--node-monitor-grace-period={NODE_GRACE_SECONDS}s",
             f"--flex-volume-plugin-dir={self.api.directory / 'volume-plugins'}",  # else it makes one in the system
             *("--kube-api-qps=500", "--kube-api-burst=500", "--profiling=false"),
+            *self.api.features.flags,
         ]
 
 
 @contextlib.contextmanager
-def own_control_plane(run: Run, what: str) -> Iterator[ControlPlane]:
+def own_control_plane(run: Run, what: str, features: Features = DEFAULTS) -> Iterator[ControlPlane]:
     """A control plane for some tests alone, which others would disturb or be disturbed by; it goes with them."""
-    plane = ControlPlane(run, f"{what}-{uuid.uuid4().hex[:6]}")
+    plane = ControlPlane(run, f"{what}-{uuid.uuid4().hex[:6]}", features=features)
     try:
         yield plane
     finally:

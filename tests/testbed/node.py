@@ -7,7 +7,7 @@ It has no scheduler and no controllers: a pod comes with its `nodeName` set, or 
 
 import json
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.testbed import binaries, images, node_config
@@ -22,8 +22,18 @@ from tests.testbed.processes import Run, TestbedError
 class Node:
     """One node. Start, stop and reboot it from the main thread: its programs die with the thread that started them."""
 
-    def __init__(self, run: Run, apiserver: ApiServer, name: str, hardware: Hardware | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        apiserver: ApiServer,
+        name: str,
+        hardware: Hardware | None = None,
+        *,
+        gates: Mapping[str, bool] | None = None,
+    ) -> None:
+        """`gates` are kubelet's feature gates where they are not those of the API server."""
         self.name = name
+        self._gates = apiserver.features.gates if gates is None else gates
         self._hardware = hardware
         self._apiserver = apiserver
         self._folder = run.folder(name)
@@ -148,7 +158,9 @@ class Node:
 
     def _kubelet_command(self) -> list[str | Path]:
         serving = self._apiserver.authority.server(f"kubelet-{self.name}", [self.address, self.name])
-        settings = node_config.KubeletSettings(self.address, self._cgroup.path, self._apiserver.ca, serving)
+        settings = node_config.KubeletSettings(
+            self.address, self._cgroup.path, self._apiserver.ca, serving, self._gates
+        )
         configuration = self._folder / "kubelet.yaml"
         configuration.write_text(node_config.kubelet(settings))
         return [

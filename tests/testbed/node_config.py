@@ -1,6 +1,7 @@
 """The configuration of a test node's kubelet and containerd."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
@@ -95,6 +96,7 @@ class KubeletSettings:
     cgroup: str
     ca: Path
     serving: Certificate
+    gates: Mapping[str, bool] = field(default_factory=dict)
 
 
 def kubelet(settings: KubeletSettings) -> str:
@@ -133,5 +135,6 @@ def kubelet(settings: KubeletSettings) -> str:
         "kubeAPIQPS": 200,
         "kubeAPIBurst": 400,
         "eventRecordQPS": 0,
+        "featureGates": dict(settings.gates),
     }
     return yaml.safe_dump(configuration, sort_keys=False)

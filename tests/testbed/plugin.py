@@ -32,10 +32,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "kube: needs the programs of `make kube`; set by itself, from the fixtures used")
     config.addinivalue_line("markers", "page: needs a browser, `make test-page`; set by itself, from the fixtures used")
     config.addinivalue_line("markers", "min_kube(version): needs at least this Kubernetes, such as 1.36")
+    config.addinivalue_line("markers", "before_kube(version): for a Kubernetes older than this one, such as 1.34")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs Kubernetes, and leave out what needs a newer one."""
+    """Mark what needs Kubernetes, and leave out what needs a newer or an older one."""
     minor = int(binaries.kube_version().split(".")[1])
     for item in items:
         if _NEEDS_KUBE in getattr(item, "fixturenames", ()):
@@ -47,6 +48,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         mark = item.get_closest_marker("min_kube")
         if mark is not None and minor < int(mark.args[0].split(".")[1]):
             item.add_marker(pytest.mark.skip(reason=f"needs Kubernetes {mark.args[0]}"))
+        mark = item.get_closest_marker("before_kube")
+        if mark is not None and minor >= int(mark.args[0].split(".")[1]):
+            item.add_marker(pytest.mark.skip(reason=f"for a Kubernetes older than {mark.args[0]}"))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -132,6 +132,19 @@ runtimeClassName: {{ .Values.operator.runtimeClass }}
   - {name: validations, mountPath: /run/nvidia/validations, readOnly: true, mountPropagation: HostToContainer}
 {{- end -}}
 
+{{/* The newest version of resource.k8s.io that the cluster has and Shoal knows; empty if there is none. helm that asks no
+cluster believes in all versions. */}}
+{{- define "shoal.claimsVersion" -}}
+{{- $kube := .Capabilities.KubeVersion.Version -}}
+{{- if and (semverCompare ">=1.34.0-0" $kube) (.Capabilities.APIVersions.Has "resource.k8s.io/v1") -}}
+resource.k8s.io/v1
+{{- else if and (semverCompare ">=1.33.0-0" $kube) (.Capabilities.APIVersions.Has "resource.k8s.io/v1beta2") -}}
+resource.k8s.io/v1beta2
+{{- else if .Capabilities.APIVersions.Has "resource.k8s.io/v1beta1" -}}
+resource.k8s.io/v1beta1
+{{- end -}}
+{{- end -}}
+
 {{/* The volume of the files by which steps wait for each other. */}}
 {{- define "shoal.validations" -}}
 - name: validations

@@ -47,6 +47,7 @@ from shoal.agent.nvidia.config import config_source
 from shoal.agent.nvidia.partitions import PartitionStarts
 from shoal.agent.reconcile import Reconciler, ServedByClaims
 from shoal.kube.access.credentials import Access
+from shoal.kube.claims_api import ClaimsApi
 from shoal.kube.client import Client
 from shoal.kube.events import Recorder, reference_to
 from shoal.kube.resources import NODES
@@ -116,6 +117,7 @@ class Agent:
             changed=self._wake.set,
         )
         self._consents = MpsConsents(client)
+        self._claims_api = ClaimsApi(client)
         self._checkpoint = KubeletCheckpoint(paths.checkpoint)
         self._specs = CdiSpecs(paths)
         self.serving: DevicePlugins | None = None
@@ -236,7 +238,7 @@ class Agent:
         )
         records = ClaimRecords(self._paths.claims, self.config.node_name)
         return PreparedClaims(
-            self._client, self.pods, records, specs, unit=self.config.memory_unit, in_use=self._partition_in_use
+            self._claims_api, self.pods, records, specs, unit=self.config.memory_unit, in_use=self._partition_in_use
         )
 
     def _partition_in_use(self, uuid: str) -> bool:
@@ -253,7 +255,8 @@ class Agent:
             self.cards,
             self.pods,
             claims,
-            SlicePublisher(self._client, self.config.node_name, lambda: self.node.node),
+            self._claims_api,
+            lambda version: SlicePublisher(self._client, self.config.node_name, lambda: self.node.node, version),
             self._paths.driver(dra.DRIVER),
             complain=self._no_claims,
             in_use=self._partition_in_use,

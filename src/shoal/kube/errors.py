@@ -28,6 +28,10 @@ class AnswerError(KubeError):
     """The API server answered with something that is not what the call promises."""
 
 
+class UnservedError(KubeError):
+    """The API server does not have an API, or not in a version that is known."""
+
+
 class LeadershipLostError(KubeError):
     """This process led, and could not keep its lease."""
 

@@ -106,6 +106,8 @@ class DraDriver(registration_rpc.RegistrationServicer, health_rpc.DRAResourceHea
         self.name = name
         #: Set while kubelet knows the driver, as far as it has said so.
         self.registered = asyncio.Event()
+        #: Why kubelet does not take the driver, in its words; empty unless it has said so last.
+        self.refused = ""
         self._sockets = sockets
         self._prepare = prepare
         self._unprepare = unprepare
@@ -168,9 +170,11 @@ class DraDriver(registration_rpc.RegistrationServicer, health_rpc.DRAResourceHea
         """kubelet knows the driver, or says why not."""
         if request.plugin_registered:
             log.info("registered driver %s with kubelet", self.name)
+            self.refused = ""
             self.registered.set()
         else:
             log.warning("kubelet does not take driver %s: %s", self.name, request.error)
+            self.refused = request.error[:_MAX_WORDS] or "it does not say why"
             self.registered.clear()
         return registration.RegistrationStatusResponse()
 

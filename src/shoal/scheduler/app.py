@@ -314,11 +314,13 @@ class Scheduler:
             self.loop.device_claims = None
             self.state.tables.nodes.make_claims(False)
             self.loop.no_claims = (
-                f"has claims of devices: the API server has no {DEVICE_CLASSES.api_version}, which Kubernetes has "
-                "since 1.34"
+                f"has claims of devices, which this scheduler allocates with {DEVICE_CLASSES.api_version} alone, and "
+                "the API server does not have it: upgrade to Kubernetes 1.34, or use the stock scheduler"
             )
             log.error(
-                "claims: true in the settings has no effect: the API server has no %s", DEVICE_CLASSES.api_version
+                "claims: true in the settings has no effect: the API server has no %s, which comes with Kubernetes "
+                "1.34; before, the stock scheduler allocates whole cards",
+                DEVICE_CLASSES.api_version,
             )
             for name in _CLAIM_WATCHES:
                 del self._reflectors[name]

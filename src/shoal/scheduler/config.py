@@ -159,7 +159,8 @@ class SchedulerConfig(_Section, frozen=True, kw_only=True):
     live_load: LiveLoadConfig = LiveLoadConfig()
     offer: OfferConfig = OfferConfig()
     #: Whether claims of devices (dynamic resource allocation) are allocated for pods of the standalone loop, and booked
-    #: whoever allocated them. Kubernetes before 1.34 has no such API, before 1.36 none with shares by default.
+    #: whoever allocated them. Kubernetes before 1.34 has no such API (whole cards can be had there by the stock
+    #: scheduler), before 1.36 none with shares by default.
     claims: bool = False
     #: Asked about more nodes than this, the extender offers kube-scheduler the best alone, unless somebody prefers a
     #: node for other reasons than its cards. Beside another extender or score plugins of your own set it to a million.

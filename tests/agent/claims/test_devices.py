@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from shoal.agent.claims.devices import HeldOfCard, NodeDevices, nvlink_groups, pool_slices, version
+from shoal.agent.claims.devices import HeldOfCard, NodeDevices, nvlink_groups, pool_slices, version, whole_slices
 from shoal.gpu.protocol import Driver
 from shoal.kube.objects.claims import SliceDevice
 from shoal.model.contract import dra
@@ -141,3 +141,33 @@ def test_devices_by_name():
     assert set(found) == {"gpu-1", "mig-0-0", "mig-0-1"}
     assert found.fault("mig-0-1") == "lost"
     assert found.fault("gpu-1") == ""
+
+
+def whole(*gpus: Gpu, **held: HeldOfCard) -> list[SliceDevice]:
+    by_uuid = {f"GPU-{name.removeprefix('g')}": use for name, use in held.items()}
+    return [one for part in whole_slices(gpus, (), DRIVER, by_uuid) for one in part.devices]
+
+
+def test_whole_cards_say_nothing_of_shares():
+    (one,) = whole(card(0, 24564, mps_clients=10))
+    assert (one.allow_multiple_allocations, one.taints, one.consumes_counters) == (None, (), ())
+    assert {name: (had.value, had.request_policy) for name, had in one.capacity.items()} == {
+        "memory": ("24564Mi", None),
+        "compute": ("100", None),
+    }
+    assert one.attributes["type"].string == "gpu"
+
+
+def test_a_whole_card_is_offered_while_it_is_well_and_nothing_is_given_by_number():
+    cards = [card(0), card(1, healthy=False, fault="XID 79"), card(2), card(3), card(4, 8192)]
+    held = {"g2": HeldOfCard(numbers=Share(1024)), "g3": HeldOfCard(claims=Share(exclusive=True))}
+    assert [one.name for one in whole(*cards, **held)] == ["gpu-4", "gpu-0", "gpu-3"], "the smallest first"
+
+
+def test_partitions_as_whole_devices():
+    parts = tuple(MigInstance(f"MIG-{number}", "1g.10gb", 9728) for number in range(3))
+    gpu = Gpu("GPU-0", 0, 81920, mig=True, mig_instances=parts)
+    (one,) = whole_slices([gpu], (), DRIVER, {"GPU-0": HeldOfCard(numbers=Share(1024))}, ("MIG-1",))
+    assert one.counters == ()
+    assert [device.name for device in one.devices] == ["mig-0", "mig-2"]
+    assert not any(device.consumes_counters for device in one.devices)

@@ -18,6 +18,7 @@ from shoal.agent.claims.specs import ClaimSpecs
 from shoal.agent.errors import RefusedError
 from shoal.agent.limits import NO_LIMITS, ContainerStart
 from shoal.kube.access.credentials import Access, StoredCredential
+from shoal.kube.claims_api import ClaimsApi
 from shoal.kube.client import Client
 from shoal.kube.objects.pod import Pod
 from shoal.kube.store import Change, ChangeType
@@ -33,12 +34,17 @@ class Api:
     """Claims by name, over HTTP; or nothing at all while it is away."""
 
     def __init__(self) -> None:
+        self.version = "v1"
         self.claims: dict[str, dict] = {}
         self.away = False
         self.asked = 0
 
+    async def group(self, request: web.Request) -> web.Response:
+        return web.json_response({"versions": [{"version": self.version}]})
+
     async def get(self, request: web.Request) -> web.Response:
         self.asked += 1
+        assert request.match_info["version"] == self.version
         found = self.claims.get(request.match_info["name"])
         if self.away:
             return web.json_response({"kind": "Status", "code": 500, "message": "away"}, status=500)
@@ -80,7 +86,7 @@ class Desk(Scene):
         """The driver's process starts."""
         specs = ClaimSpecs(self.paths.own_cdi, self.specs, self.walls, lambda: self.pods.node, unit=UNIT)  # type: ignore[arg-type]
         records = ClaimRecords(self.paths.run / "claims", "n")
-        self.claims = PreparedClaims(self.client, self.pods, records, specs)
+        self.claims = PreparedClaims(ClaimsApi(self.client), self.pods, records, specs)
         self.claims.recall()
 
     def forget(self) -> None:
@@ -144,7 +150,8 @@ class Desk(Scene):
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     api = Api()
     app = web.Application()
-    app.router.add_get("/apis/resource.k8s.io/v1/namespaces/d/resourceclaims/{name}", api.get)
+    app.router.add_get("/apis/resource.k8s.io", api.group)
+    app.router.add_get("/apis/resource.k8s.io/{version}/namespaces/d/resourceclaims/{name}", api.get)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -166,6 +173,21 @@ async def test_a_share(desk: Desk):
     assert desk.visible(*device.cdi_devices) == desk.uuid(1)
     assert desk.held() == {"uid-c": {desk.uuid(1): Share(3072)}}
     assert [start.container.cards[0].share for start in desk.walls.prepared] == [Share(3072)]
+
+
+async def test_a_card_of_an_older_cluster_is_whole(desk: Desk):
+    """Its allocations know neither shares nor amounts."""
+    desk.api.version = "v1beta1"
+    desk.pod("p")
+    claim = desk.allocate("c", ("gpu", 1, "3Gi"))
+    found = desk.api.claims["c"]
+    found["spec"] = {"devices": {"requests": [{"name": "gpu", "deviceClassName": "shoal-gpu"}]}}
+    for one in found["status"]["allocation"]["devices"]["results"]:
+        del one["shareID"], one["consumedCapacity"]
+    (device,) = (await desk.prepare(claim)).devices
+    assert device.share_id is None
+    assert desk.visible(*device.cdi_devices) == desk.uuid(1)
+    assert desk.held() == {"uid-c": {desk.uuid(1): Share(exclusive=True)}}
 
 
 async def test_one_cdi_device_for_all_cards_of_a_request(desk: Desk):

@@ -21,6 +21,7 @@ from shoal.kube.resources import NODES, RESOURCE_SLICES
 from shoal.model.gpu import Gpu, Link, MigInstance
 from shoal.model.request import Share
 from tests.testbed.apiserver import ApiServer
+from tests.testbed.features import Features
 from tests.testbed.processes import Run
 
 pytestmark = pytest.mark.min_kube("1.36")
@@ -157,15 +158,8 @@ async def test_somebody_elses_slice_of_the_pool_goes(pool: Pool):
     assert found.metadata.uid == own.metadata.uid
 
 
-class Older(ApiServer):
-    """A server on which claims cannot share a device."""
-
-    def _command(self) -> list[str | Path]:
-        return [*super()._command(), "--feature-gates=DRAConsumableCapacity=false"]
-
-
 async def test_a_cluster_that_cannot_do_it(testbed_run: Run):
-    server = Older(testbed_run, f"older-{uuid4().hex[:6]}")
+    server = ApiServer(testbed_run, f"older-{uuid4().hex[:6]}", Features({"DRAConsumableCapacity": False}))
     try:
         access = load_access(environ={}, home=Path("/"), kubeconfig=server.kubeconfig())
         async with Client(access) as client:

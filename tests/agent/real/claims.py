@@ -8,23 +8,28 @@ from typing import Any
 
 import yaml
 
+from tests.agent import claiming
 from tests.agent.claiming import ROOT, Claiming
 from tests.agent.real.conftest import RealLab, describe_machine
 from tests.agent.real.test_deploy import kubeconfig_of
 from tests.kube.relay import Relay
 from tests.kubelet.device_plugin import PluginLoop
 from tests.kubelet.pods import Pods
-from tests.testbed import binaries
+from tests.testbed import binaries, features
 from tests.testbed.control_plane import own_control_plane
 from tests.testbed.node import Node
 from tests.testbed.nvml.shim import Shim
 from tests.testbed.processes import Run
 from tests.testbed.waiting import wait_for
 
+#: The version of claims on the Kubernetes under test; v1beta1 is for whole cards alone.
+VERSION = "v1" if features.claims() == features.DEFAULTS else "v1beta1"
+
 
 class ClaimsLab(Claiming, RealLab):
     """On a real kubelet."""
 
+    version = VERSION
     between: "Between | None" = None
     cards: object
 
@@ -50,9 +55,18 @@ class ClaimsLab(Claiming, RealLab):
         self.shim.write(describe_machine(self.cards))
 
     @contextlib.contextmanager
-    def beside(self, run: Run, library: Path, folder: Path, cards: object) -> Iterator["ClaimsLab"]:
-        """A second node on the same control plane, with its own agent; it goes afterwards."""
-        node = Node(run, self.pods.apiserver, f"{self.node.name}-2")
+    def beside(
+        self,
+        run: Run,
+        library: Path,
+        folder: Path,
+        cards: object,
+        *,
+        gates: Mapping[str, bool] | None = None,
+        wait: bool = True,
+    ) -> Iterator["ClaimsLab"]:
+        """A second node on the same control plane, named after the folder, with its own agent; it goes afterwards."""
+        node = Node(run, self.pods.apiserver, f"{self.node.name}-{folder.name}", gates=gates)
         node.start()
         shim = Shim(library, folder)
         shim.write(describe_machine(cards))
@@ -61,7 +75,8 @@ class ClaimsLab(Claiming, RealLab):
         lab.kubeconfig = kubeconfig_of(lab, folder)
         try:
             lab.start(wait=False, claims=True)
-            wait_for(lambda: bool(lab.devices()), "publishing devices")
+            if wait:
+                wait_for(lambda: bool(lab.devices()), "publishing devices")
             yield lab
         finally:
             lab.stop()
@@ -86,12 +101,22 @@ class ClaimsLab(Claiming, RealLab):
         return done.stdout + done.stderr
 
 
+def asking(name: str = "gpu", **more: object) -> dict:
+    """A request of a claim in the version under test."""
+    request = claiming.asking(name, **more)
+    return request if VERSION == "v1" else {"name": name, **request["exactly"]}
+
+
 def grant(lab: ClaimsLab, folder: Path) -> Path:
     """Rights, fences and class as they are deployed; the kubeconfig of the agent's account on the lab's node."""
     for part in ("agent", "agent-claims"):
         for path in sorted((ROOT / "deploy" / part).glob("*.yaml")):
-            if path.name not in ("kustomization.yaml", "daemonset.yaml"):
+            if path.name not in ("kustomization.yaml", "daemonset.yaml", "device-class.yaml"):
                 lab.pods.apiserver.kubectl("apply", "-f", str(path))
+    overlay = "agent-claims" if VERSION == "v1" else f"agent-claims-{VERSION}"
+    made = yaml.safe_load_all(lab.pods.apiserver.kubectl("kustomize", str(ROOT / "deploy" / overlay)))
+    (device_class,) = [one for one in made if one["kind"] == "DeviceClass"]
+    lab.pods.apiserver.kubectl("apply", "-f", "-", input=yaml.safe_dump(device_class))
     return kubeconfig_of(lab, folder)
 
 
@@ -136,7 +161,7 @@ def claims_lab(
 
     `between` puts a relay between the agent and the API server, which can be cut.
     """
-    with own_control_plane(run, "claims") as plane:
+    with own_control_plane(run, "claims", features.claims()) as plane:
         plane.start_scheduler()
         plane.api.create_namespace("tenant")
         node = Node(run, plane.api, f"{plane.name}-node")

@@ -96,7 +96,11 @@ def test_mps_has_a_pod_of_its_own_and_its_settings_are_those_of_both(tmp_path: P
     assert Path(shared).is_relative_to(HostPaths().run), "the agent makes it, and must see it"
 
 
-@pytest.mark.parametrize("folder", [DEPLOY, WITH_MPS, WITH_CLAIMS], ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder",
+    [DEPLOY, WITH_MPS, pytest.param(WITH_CLAIMS, marks=pytest.mark.min_kube("1.34"))],
+    ids=lambda folder: folder.name,
+)
 def test_a_real_api_server_takes_them(apiserver: ApiServer, folder: Path) -> None:
     strictly = ("--validate=strict", "--warnings-as-errors", "--dry-run=server")
     said = apiserver.kubectl("apply", "-k", str(folder), *strictly)

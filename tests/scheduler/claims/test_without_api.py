@@ -21,7 +21,11 @@ from tests.testbed.fake_nodes import node
 
 @pytest.mark.parametrize(
     ("claims", "words"),
-    [(True, "the API server has no resource.k8s.io/v0"), (False, "set claims: true in its settings")],
+    [
+        (True, "which this scheduler allocates with resource.k8s.io/v0 alone"),
+        (True, "use the stock scheduler"),
+        (False, "set claims: true in its settings"),
+    ],
 )
 async def test_a_pod_with_claims_is_told_why_it_waits(
     tmp_path: Path, claims: bool, words: str, monkeypatch: pytest.MonkeyPatch

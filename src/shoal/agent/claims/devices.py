@@ -7,6 +7,9 @@ is no device meanwhile.
 The stock scheduler takes the first device that fits, in the order of the list, and knows nothing of shares by number.
 So cards without such shares come first, those with the least free memory in front, which makes its choice nearly a best
 fit. Then come the others, those with the most free memory in front: a claim that does not fit there waits on the node.
+
+Where claims cannot share a device, a card is one claim's as a whole, and no device while a part of it is given by
+number, nor while it is sick: such a cluster knows no taints either.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
+
+import msgspec
 
 from shoal.gpu.protocol import Card, Driver
 from shoal.kube.objects.claims import (
@@ -118,6 +123,34 @@ def pool_slices(
         ),
         *(PoolSlice(counters=part) for part in _parts(sets, dra.MAX_COUNTER_SETS)),
     )
+
+
+def whole_slices(
+    gpus: Sequence[Gpu],
+    cards: Sequence[Card],
+    driver: Driver,
+    use: Mapping[str, HeldOfCard],
+    given: Container[str] = (),
+) -> tuple[PoolSlice, ...]:
+    """The slices of a node's pool where a device is one claim's alone: cards of which nothing is held by number, and
+    partitions, both without a fault. The smallest cards come first.
+    """
+    by_number = {
+        name for name, gpu in NodeDevices.of(gpus).gpus.items() if use.get(gpu.uuid, HeldOfCard()).numbers != NO_SHARE
+    }
+    devices = [
+        _whole(device)
+        for one in pool_slices(gpus, cards, driver, {}, given)
+        for device in one.devices
+        if device.name not in by_number and not device.taints
+    ]
+    return tuple(PoolSlice(devices=part) for part in _parts(devices, dra.MAX_DEVICES))
+
+
+def _whole(device: SliceDevice) -> SliceDevice:
+    """The device without what concerns sharing: how amounts are asked for, and counters."""
+    capacity = {name: DeviceCapacity(value=one.value) for name, one in device.capacity.items()}
+    return msgspec.structs.replace(device, allow_multiple_allocations=None, capacity=capacity, consumes_counters=())
 
 
 def _parts(items: Sequence[T], size: int) -> Iterator[tuple[T, ...]]:

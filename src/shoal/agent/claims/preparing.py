@@ -31,10 +31,9 @@ from shoal.agent.claims.specs import ClaimSpecs, answer_for
 from shoal.agent.errors import AgentError, RefusedError
 from shoal.agent.limits import ContainerStart
 from shoal.agent.node.pods import NodePod, NodePods
-from shoal.kube.client import Client
+from shoal.kube.claims_api import ClaimsApi
 from shoal.kube.errors import KubeError, NotFoundError
 from shoal.kube.objects.claims import ResourceClaim
-from shoal.kube.resources import RESOURCE_CLAIMS
 from shoal.kubelet.dra import ClaimRef, Prepared
 from shoal.model.backoff import Backoff
 from shoal.model.contract.gpushare import MemoryUnit
@@ -57,7 +56,7 @@ class PreparedClaims:
 
     def __init__(
         self,
-        client: Client,
+        api: ClaimsApi,
         pods: NodePods,
         records: ClaimRecords,
         specs: ClaimSpecs,
@@ -66,7 +65,7 @@ class PreparedClaims:
         in_use: Callable[[str], bool] = lambda uuid: False,
     ) -> None:
         self._unit = unit
-        self._client = client
+        self._api = api
         self._pods = pods
         self._records = records
         self._specs = specs
@@ -98,7 +97,7 @@ class PreparedClaims:
         for record in list(self._known.values()):
             claim = record.claim
             try:
-                present = await self._client.get(RESOURCE_CLAIMS, claim.name, namespace=claim.namespace)
+                present = await self._api.claim(claim.namespace, claim.name)
                 gone = present.metadata.uid != claim.uid or present.status.allocation is None
             except NotFoundError:
                 gone = True
@@ -172,7 +171,7 @@ class PreparedClaims:
         """Prepare a claim, or find that it is. WaitingError if that may be possible soon."""
         before = self._known.get(claim.uid)
         try:
-            present = await self._client.get(RESOURCE_CLAIMS, claim.name, namespace=claim.namespace)
+            present = await self._api.claim(claim.namespace, claim.name)
         except NotFoundError as error:
             raise RefusedError(f"claim {claim} is not there: {error}") from error
         except KubeError as error:

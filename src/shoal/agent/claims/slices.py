@@ -2,7 +2,8 @@
 
 kubelet deletes the slices of a node when it starts, and those of a driver that was away for half a minute: so they are
 watched, and whatever is missing is written again. All slices of the pool have one generation, which grows with each
-change. Without the API, or where it does not keep the fields that let claims share a device, nothing is published.
+change. Where the API server does not keep the fields that let claims share a device, nothing is published; one that
+is too old to have them gets whole devices.
 """
 
 from __future__ import annotations
@@ -16,23 +17,24 @@ from typing import Any, Final
 import msgspec
 
 from shoal.agent.claims.devices import PoolSlice
+from shoal.kube.claims_api import V1, ClaimsApi, ClaimsVersion
 from shoal.kube.client import Client
 from shoal.kube.codec import codec_of
 from shoal.kube.errors import (
     AlreadyExistsError,
-    AnswerError,
     ApiError,
     ConflictError,
     ForbiddenError,
     InvalidError,
     KubeError,
     NotFoundError,
+    UnservedError,
 )
 from shoal.kube.objects.claims import ResourcePool, ResourceSlice, ResourceSliceSpec, SliceDevice
 from shoal.kube.objects.meta import ObjectMeta, OwnerReference
 from shoal.kube.objects.node import Node
 from shoal.kube.reflector import Reflector
-from shoal.kube.resources import NODES, RESOURCE_SLICES, RawObject
+from shoal.kube.resources import NODES, RawObject, meta_of
 from shoal.kube.store import Change
 from shoal.model.backoff import Backoff
 from shoal.model.contract import dra
@@ -53,10 +55,13 @@ def slices_of(node: str) -> str:
 
 
 class SlicePublisher:
-    """The slices of one node. `run` until it is cancelled."""
+    """The slices of one node, in one version of the API. `run` until it is cancelled."""
 
-    def __init__(self, client: Client, node: str, owner: Callable[[], Node | None]) -> None:
+    def __init__(
+        self, client: Client, node: str, owner: Callable[[], Node | None], version: ClaimsVersion = V1
+    ) -> None:
         """`owner` is the Node object: its slices go with it."""
+        self.version = version
         self._client = client
         self._node = node
         self._owner = owner
@@ -65,30 +70,31 @@ class SlicePublisher:
         #: What the server has answered to writes, by name: ahead of the watch.
         self._written: dict[str, ResourceSlice] = {}
         self._generation = 0
-        self.reflector: Reflector[ResourceSlice] = Reflector(
-            client, RESOURCE_SLICES, fields=slices_of(node), consumers=[self._on_slice]
+        self.reflector: Reflector[RawObject] = Reflector(
+            client, version.slices, fields=slices_of(node), consumers=[self._on_slice]
         )
 
     async def unavailable(self) -> str:
         """Why slices cannot be published on this cluster, in words; empty if they can. Nothing is written."""
-        device = SliceDevice(name="probe", allow_multiple_allocations=True)
+        shares = self.version.shares
+        device = SliceDevice(name="probe", allow_multiple_allocations=True if shares else None)
         body = self._manifest(PoolSlice(devices=(device,)), 0, generation=1, count=1)
         body["metadata"]["name"] = f"{self._node}-{dra.DRIVER}-{_PROBE}"
-        path = RESOURCE_SLICES.path()
+        path = self.version.slices.path()
         try:
-            answer = await self._client.request("POST", path, query={"dryRun": "All"}, body=body)
+            answer = await self._client.request("POST", path, query={"dryRun": "All"}, body=self.version.written(body))
         except NotFoundError:
-            return f"the API server has no {RESOURCE_SLICES.api_version}: it comes with Kubernetes 1.34"
+            return f"the API server has no ResourceSlices in {self.version.slices.api_version}"
         except ForbiddenError as error:
             return f"the agent may not write ResourceSlices: {error}"
         except InvalidError as error:
-            return f"the API server takes no slice of a shared device: {error}"
+            return f"the API server takes no slice of a {'shared ' if shares else ''}device: {error}"
         except ApiError as error:
             if error.status >= _SERVER_TROUBLE:
                 raise
             return f"the API server does not take a ResourceSlice: {error}"
-        kept = codec_of(ResourceSlice).one(answer, asked=f"POST {path}").spec.devices
-        if not kept or not all(one.allow_multiple_allocations for one in kept):
+        kept = self.version.slice_of(codec_of(dict).one(answer, asked=f"POST {path}")).spec.devices
+        if shares and not (kept and all(one.allow_multiple_allocations for one in kept)):
             return (
                 "the API server drops allowMultipleAllocations: switch its feature gate DRAConsumableCapacity on, and "
                 "kube-scheduler's; from Kubernetes 1.36 on it is"
@@ -148,14 +154,14 @@ class SlicePublisher:
 
     def _present(self) -> dict[str, ResourceSlice]:
         """The slices as last heard of, by the watch or by an answer."""
-        found = {one.metadata.name: one for one in self.reflector.store}
+        found = {one.metadata.name: one for one in map(self.version.slice_of, self.reflector.store)}
         for name, one in self._written.items():
             if name not in found or _number(one) > _number(found[name]):
                 found[name] = one
         return found
 
-    def _on_slice(self, change: Change[ResourceSlice]) -> None:
-        name = change.object.metadata.name
+    def _on_slice(self, change: Change[RawObject]) -> None:
+        name = meta_of(change.object).name
         written = self._written.get(name)
         if written is not None:
             heard = int(change.version) if change.version.isdigit() else 0
@@ -181,35 +187,32 @@ class SlicePublisher:
             ),
         )
         manifest: dict[str, Any] = msgspec.to_builtins(obj)
-        return {"apiVersion": RESOURCE_SLICES.api_version, "kind": RESOURCE_SLICES.kind, **manifest}
+        return manifest
 
     async def _write(self, name: str, manifest: RawObject, present: ResourceSlice | None) -> None:
-        raw = RESOURCE_SLICES.raw
+        version = self.version
         try:
             if present is None:
-                answer = await self._client.create(raw, manifest)
+                answer = await self._client.create(version.slices, version.written(manifest))
             else:
                 _keep_times(manifest, present)
                 manifest["metadata"]["resourceVersion"] = present.metadata.resource_version
-                answer = await self._client.replace(raw, manifest)
+                answer = await self._client.replace(version.slices, version.written(manifest))
         except (AlreadyExistsError, ConflictError, NotFoundError):
             # It is not as the watch has told yet.
             self._written.pop(name, None)
             try:
-                self._written[name] = await self._client.get(RESOURCE_SLICES, name)
+                self._written[name] = version.slice_of(await self._client.get(version.slices, name))
             except NotFoundError:
                 await asyncio.sleep(_BACKOFF.first)
             self._wake.set()
             return
-        try:
-            self._written[name] = msgspec.convert(answer, ResourceSlice)
-        except msgspec.ValidationError as error:
-            raise AnswerError(f"slice {name} came back as no slice: {error}") from error
+        self._written[name] = version.slice_of(answer)
 
     async def _delete(self, name: str) -> None:
         self._written.pop(name, None)
         try:
-            await self._client.delete(RESOURCE_SLICES, name)
+            await self._client.delete(self.version.slices, name)
         except NotFoundError:
             return
 
@@ -217,10 +220,11 @@ class SlicePublisher:
 async def remove_slices(client: Client, node: str) -> None:
     """Delete all slices of a node. Those that cannot be deleted now are kubelet's to delete, half a minute later."""
     try:
-        for one in (await client.list(RESOURCE_SLICES, fields=slices_of(node))).items:
+        slices = (await ClaimsApi(client).version()).slices
+        for one in (await client.list(slices, fields=slices_of(node))).items:
             with contextlib.suppress(NotFoundError):
-                await client.delete(RESOURCE_SLICES, one.metadata.name)
-    except (NotFoundError, ForbiddenError):
+                await client.delete(slices, meta_of(one).name)
+    except (UnservedError, NotFoundError, ForbiddenError):
         return  # there are none
     except KubeError as error:
         log.warning("slices of %s are left: %s", node, error)
