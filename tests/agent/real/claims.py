@@ -101,9 +101,9 @@ class ClaimsLab(Claiming, RealLab):
         return done.stdout + done.stderr
 
 
-def asking(name: str = "gpu", **more: object) -> dict:
+def asking(name: str = "gpu", memory: str | None = None, **more: object) -> dict:
     """A request of a claim in the version under test."""
-    request = claiming.asking(name, **more)
+    request = claiming.asking(name, memory, **more)
     return request if VERSION == "v1" else {"name": name, **request["exactly"]}
 
 
