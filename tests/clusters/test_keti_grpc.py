@@ -28,6 +28,7 @@ from shoal.embedded.certificates import make_pki
 from shoal.model.contract import keti
 from tests.clusters.peer import Peer
 from tests.clusters.table import Table
+from tests.logs import own_records
 
 SECONDS = 300
 PLAIN = KetiClusterSettings(host="127.0.0.1", port=0, plaintext=True)
@@ -127,7 +128,7 @@ async def scene(generated: Generated, tmp_path: Path) -> AsyncIterator[Scene]:
 async def test_the_best_cluster_by_what_members_say(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="shoal.clusters.keti_grpc"):
         assert await scene.request(1) == ("one", True)
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in own_records(caplog)] == [
         "#Request Cluster Scheduling Called",
         "-pod requested gpu : 1",
         "--Cluster Name:  one",

@@ -1,5 +1,6 @@
 """How kubelet deals with claims and their drivers: when it asks, what containers get, what it remembers and says."""
 
+import contextlib
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -11,6 +12,7 @@ from tests.kubelet.device_plugin import PluginLoop, pod_resources
 from tests.kubelet.pods import Pods, container, container_status, is_ready
 from tests.testbed.node import Node
 from tests.testbed.node_fixtures import NewNode
+from tests.testbed.processes import TestbedError
 from tests.testbed.waiting import wait_for
 
 pytestmark = pytest.mark.min_kube("1.36")
@@ -20,18 +22,22 @@ PREFIX = "Failed to prepare dynamic resources: prepare dynamic resources: "
 
 
 @pytest.fixture
-def new_driver(plugin_loop: PluginLoop) -> Iterator[NewDriver]:
-    """Drivers that have registered, each with a name of its own."""
-    made: list[ClaimDriver] = []
+def new_driver(plugin_loop: PluginLoop, pods: Pods) -> Iterator[NewDriver]:
+    """Drivers that have registered, each with a name of its own. They go after the pods of the test."""
+    made: dict[ClaimDriver, Node] = {}
 
     def make(node: Node) -> ClaimDriver:
         driver = ClaimDriver(plugin_loop, node, f"{uuid.uuid4().hex[:8]}.shoal.test")
-        made.append(driver)
+        made[driver] = node
         driver.start()
         return driver
 
     yield make
-    for driver in made:
+    pods.delete_all()
+    for driver, node in made.items():
+        # A kubelet that was left with claims of a driver that is gone would ask for it for ever.
+        with contextlib.suppress(TestbedError):
+            wait_for(lambda: all(driver.name not in one.drivers for one in recorded(node)), "taken back", 10)  # noqa: B023
         driver.stop()
 
 

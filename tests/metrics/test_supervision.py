@@ -7,6 +7,7 @@ import pytest
 
 from shoal.metrics.supervision import supervised
 from shoal.model.backoff import Backoff
+from tests.logs import own_records
 
 SOON = Backoff(first=0.001, longest=0.01)
 
@@ -30,7 +31,7 @@ async def test_a_part_that_fails_or_ends_is_told_and_started_again(caplog: pytes
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in own_records(caplog)] == [
         "history failed: it is started again",
         "history ended, which it should not: it is started again",
     ]

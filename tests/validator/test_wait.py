@@ -12,6 +12,7 @@ import pytest
 
 from shoal.validator.files import ValidationFiles
 from shoal.validator.waiting import said_of, wait_for
+from tests.logs import own_records
 from tests.testbed import waiting
 from tests.validator.test_files import CONTAINER
 
@@ -77,7 +78,7 @@ async def test_it_speaks_once_a_minute(
 
     with caplog.at_level("INFO"):
         await wait_for(files, ["some-ready"], clock=clock)
-    said = [record.getMessage() for record in caplog.records]
+    said = [record.getMessage() for record in own_records(caplog)]
     assert [words.split()[3] for words in said[:-1]] == ["1", "61", "121", "181"]
     assert said[-1] == "some-ready there after 201 s"
 

@@ -1,6 +1,7 @@
 """What an offer says: how many fit, by cards and by Kubernetes' own filters, and if none does, why and for how long."""
 
 import itertools
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -249,7 +250,9 @@ def test_what_cannot_be_read_is_refused_in_words(scene: OfferScene, body: bytes)
 
 @pytest.mark.parametrize("depth", [10, 500, *range(850, 1050, 10), 5000])
 def test_deep_json_is_answered_or_refused(depth: int) -> None:
-    """Between what can be read and what can be worked with lies a depth at which only the first works."""
+    """Between what can be read and what can be worked with lies a depth at which only the first works. Python 3.12 and
+    newer reach it later than 3.11, whose limit is 1,000.
+    """
     scene = OfferScene()
     scene.add_node("a", 2)
     body = b'{"pod": {"spec": {"affinity": ' + b'{"a":' * depth + b"1" + b"}" * depth + b"}}}"
@@ -257,7 +260,9 @@ def test_deep_json_is_answered_or_refused(depth: int) -> None:
         answered = scene.offers.answer(CALLER, body)
     except WireError as error:
         answered = str(error).encode()
-    assert answered.startswith(b'{"fits":1') if depth < 800 else b"nested too deeply" in answered or depth < 1000
+    fits, refused = answered.startswith(b'{"fits":1'), b"nested too deeply" in answered
+    assert fits if depth < 800 else fits or refused
+    assert refused or depth < 1000 or sys.version_info >= (3, 12)
     assert not scene.bookings()
 
 
