@@ -13,6 +13,11 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = [program for module in binaries.modules(binaries.DEFAULT_KUBE_VERSION) for program in module.programs]
 
 
+def test_a_test_of_make_test_gets_none_of_the_programs() -> None:
+    with pytest.raises(binaries.BinariesError, match="must ask for the fixture testbed_run"):
+        binaries.find("kubectl")
+
+
 def make_kube(cache: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """The command with an empty cache and no Go."""
     clean = {name: value for name, value in os.environ.items() if name not in ("KUBE_VERSION", "KUBEBUILDER_ASSETS")}

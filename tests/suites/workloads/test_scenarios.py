@@ -28,6 +28,7 @@ import yaml
 
 from tests.cases import read_cases
 from tests.suites.workloads.scenario import Scenario
+from tests.testbed.apiserver import ApiServer
 from tests.testbed.cluster import Api
 
 HERE = Path(__file__).parent
@@ -45,7 +46,7 @@ def test_scenario(cluster: Api, name: str) -> None:
     expected = {} if RECORD else read_cases(path)
     namespace = f"work-{uuid.uuid4().hex[:12]}"
     cluster.create_namespace(namespace)
-    scenario = Scenario(cluster.kubeconfig(), namespace, expected, RECORD)
+    scenario = Scenario(cluster.kubeconfig(), namespace, expected, record=RECORD, real=isinstance(cluster, ApiServer))
     try:
         for step in SCENARIOS[name]["steps"]:
             scenario.step(step)
