@@ -208,6 +208,7 @@ class History(RuleBasedStateMachine):
             assert ours[uid][0] == name
             if self._told_by_annotations(self.pods[uid]):
                 assert ours[uid][1] == held
+            assert len(ours[uid][1]) >= len(held), "a card that is in use looks free"
         for name, state in ((name, self.told.state.engine.ledger.node(name)) for name in self.nodes):
             again = fresh.state.engine.ledger.node(name)
             assert state is not None
@@ -325,6 +326,20 @@ def test_pod_seen_before_its_node_is_understood_when_the_node_comes() -> None:
     told.see(bound(pod, "n0", {"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "4"}))
     told.node("n0", cards("n0", [16, 16]))
     assert set(told.held()["uid-a"][1]) == {"GPU-n0-1"}
+
+
+@pytest.mark.parametrize("told_before", [False, True], ids=["no node", "a node without cards"])
+@pytest.mark.parametrize("limits", [{"aliyun.com/gpu-mem": "4"}, {"nvidia.com/gpu": "2"}], ids=["share", "cards"])
+def test_pod_without_a_decision_seen_before_its_cards_is_counted_when_they_come(
+    limits: dict[str, str], told_before: bool
+) -> None:
+    told = Told()
+    if told_before:
+        told.node("n0", [])
+    told.see(bound(a_pod("a", limits), "n0", {}))
+    assert not told.held()["uid-a"][1]
+    told.node("n0", cards("n0", [16, 16]))
+    assert len(told.held()["uid-a"][1]) == int(limits.get("nvidia.com/gpu", 1))
 
 
 def test_node_whose_inventory_is_broken_takes_no_pods_and_comes_back() -> None:

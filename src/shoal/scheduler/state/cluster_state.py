@@ -53,6 +53,7 @@ from shoal.scheduler.state.holdings import (
     claims_for_nothing,
     decision_in,
     given_by_node,
+    has_all_cards,
     has_left,
     holding_of,
     on_emptiest_cards,
@@ -641,7 +642,7 @@ class ClusterState:
         uid, node = pod.metadata.uid, pod.spec.node_name
         held = self.engine.ledger.booking(uid)
         node_ledger = self.engine.ledger.node(node)
-        if held is not None and held.node == node:
+        if held is not None and held.node == node and has_all_cards(held.allocation, request):
             inventory = None if node_ledger is None else node_ledger.inventory
             return held.allocation if inventory is None else on_cards(held.allocation, inventory)
         row = self.row(node)

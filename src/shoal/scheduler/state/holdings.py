@@ -120,6 +120,17 @@ def on_its_cards(booking: Booking, node: NodeLedger | None) -> bool:
     return all(name in cards and cards[name].gpu is not None for name in names)
 
 
+def has_all_cards(allocation: Allocation, request: Request) -> bool:
+    """Whether containers have as many cards as they ask for. A guess made before the node told its cards has none.
+
+    What a node gave has no names of containers, and counts as it is.
+    """
+    asked = {container.name: container.gpus for container in request.containers}
+    return bool(allocation.containers) and all(
+        len(container.cards) == asked.get(container.name, len(container.cards)) for container in allocation.containers
+    )
+
+
 def on_emptiest_cards(node: NodeLedger | None, name: str, request: Request) -> Allocation:
     """The request on the cards with the most memory free, fit or not. A node without cards has none to give."""
     cards = [] if node is None else [card.inventory for card in node.slots]
