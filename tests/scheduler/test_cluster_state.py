@@ -13,6 +13,7 @@ from shoal.kube.objects.others import ConfigMap
 from shoal.kube.objects.pod import Pod
 from shoal.kube.store import Change, ChangeType
 from shoal.model.contract.gpushare import MemoryUnit
+from shoal.model.contract.shoal import ANNOTATION_ALLOCATION, decode_allocation
 from shoal.model.gpu import Gpu
 from shoal.placement.engine import Engine
 from shoal.placement.ledger import Ledger
@@ -217,18 +218,20 @@ class History(RuleBasedStateMachine):
         assert self.told.state.tables.nodes.alive.sum() == len(self.nodes)
 
     def _told_by_annotations(self, pod: Pod) -> bool:
-        """The pod's cards are certain: by UUID, or by the index of a card that its node has."""
+        """The pod's cards are certain: its annotations name cards that its node has, or that of a node without any."""
         annotations = pod.metadata.annotations
         node = self.nodes.get(pod.spec.node_name)
         if node is None:
             return False
-        if "shoal.dev/allocation" in annotations:
-            return True
+        state = self.told.state.engine.ledger.node(node.metadata.name)
+        assert state is not None
+        if (own := annotations.get(ANNOTATION_ALLOCATION)) is not None:
+            named = [card.index for container in decode_allocation(own).containers for card in container.cards]
+            return not state.slots or all(index < len(state.slots) for index in named)
         if "ALIYUN_COM_GPU_MEM_IDX" not in annotations:
             return False
-        state = self.told.state.engine.ledger.node(node.metadata.name)
         asks = "aliyun.com/gpu-mem" in pod.spec.containers[0].resources.limits
-        return asks and state is not None and int(annotations["ALIYUN_COM_GPU_MEM_IDX"]) < len(state.slots)
+        return asks and int(annotations["ALIYUN_COM_GPU_MEM_IDX"]) < len(state.slots)
 
 
 TestHistory = History.TestCase
