@@ -113,9 +113,8 @@ class Pods:
 
     def describe(self, name: str) -> str:
         """What an error message should say about a pod."""
-        lines = [json.dumps(self.get(name)["status"], indent=1)]
-        lines += [f"{event.get('reason')}: {event.get('message')}" for event in self.events(name)]
-        return "\n".join(lines)
+        lines = [f"{event.get('reason')}: {event.get('message')}" for event in self.events(name)]
+        return "\n".join([*lines, json.dumps(self.get(name)["status"])])
 
 
 def is_ready(found: dict) -> bool:

@@ -16,7 +16,7 @@ from tests.testbed.cgroups import NodeCgroup
 from tests.testbed.hardware import Hardware
 from tests.testbed.namespaces import ENVIRONMENT, Namespaces, NodeProgram
 from tests.testbed.network import NodeNetwork
-from tests.testbed.processes import Run, TestbedError
+from tests.testbed.processes import Run, TestbedError, tail
 
 
 class Node:
@@ -37,6 +37,7 @@ class Node:
         self._hardware = hardware
         self._apiserver = apiserver
         self._folder = run.folder(name)
+        self._logs = run.folder("logs")
         self._disks = {
             node_config.KUBELET_ROOT: run.folder(name, "kubelet"),
             node_config.CONTAINERD_ROOT: run.folder(name, "containerd"),
@@ -140,9 +141,9 @@ class Node:
         return data
 
     def logs(self, lines: int = 60) -> str:
-        """The end of what kubelet and containerd wrote."""
-        programs = {"kubelet": self.kubelet, "containerd": self.containerd}
-        return "\n".join(f"--- {name} on {self.name}\n{program.tail(lines)}" for name, program in programs.items())
+        """The end of what the programs of this node wrote: kubelet, containerd, an agent if a test has started one."""
+        found = sorted(self._logs.glob(f"{self.name}-*.log"))
+        return "\n".join(f"--- {path.stem}\n{tail(path, lines)}" for path in found)
 
     def _program(self, run: Run, name: str, command: Sequence[str | Path], ready: Callable[[], bool]) -> NodeProgram:
         environment = {**ENVIRONMENT, "PATH": f"{binaries.find('containerd').parent}:{ENVIRONMENT['PATH']}"}

@@ -145,8 +145,13 @@ class Process:
 
     def tail(self, lines: int = 40) -> str:
         """The end of the log."""
-        if not self.log.exists():
-            return f"({self.log} is not there)"
-        with self.log.open("rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - 64 * 1024))
-            return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
+        return tail(self.log, lines)
+
+
+def tail(path: Path, lines: int) -> str:
+    """The last lines of a log."""
+    if not path.exists():
+        return f"({path} is not there)"
+    with path.open("rb") as log:
+        log.seek(max(0, os.fstat(log.fileno()).st_size - 64 * 1024))
+        return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
