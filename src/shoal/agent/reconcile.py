@@ -168,22 +168,21 @@ class Reconciler:
             alive = {one.pod_uid for one in records if self._pods.alive(one.pod_uid)}
             self._in_use, self._read = self._checkpoint.in_use(alive), read
         self._look_at_mechanisms()
-        told = (self._pods.totals.version, self._in_use, self._mechanisms.by_claims)
+        # kubelet restarts a container only while its resource is served. Its record can lack a pod for a while.
+        kept = frozenset(filter(comes_and_goes, (*self._in_use, *self._pods.resources_in_use())))
+        told = (self._pods.totals.version, self._in_use, kept, self._mechanisms.by_claims)
         if news.everything or told != self._told:
-            self._tell(self._in_use)
+            self._tell(self._in_use, kept)
             self._told = told
         if self._pods.held_version != self._shown:
             self._shown = self._pods.held_version
             self._node.publish({shoal.ANNOTATION_HELD: shoal.encode_held(self._pods.held())}, {})
 
-    def _tell(self, in_use: dict[str, frozenset[str]]) -> None:
+    def _tell(self, in_use: dict[str, frozenset[str]], kept: frozenset[str]) -> None:
         gpus = self._pods.node.gpus
         offered = served_resources(self._config, self._source.current, gpus, self._pods.totals)
         self._source.complain(offered.problem)
-        # kubelet restarts a container only while its resource is served.
-        self._serving.keep(
-            {*self._served(), *offered.nvidias, *filter(comes_and_goes, in_use)}, by_claims=self._mechanisms.by_claims
-        )
+        self._serving.keep({*self._served(), *offered.nvidias, *kept}, by_claims=self._mechanisms.by_claims)
         claimed = frozenset(self._pods.claims.partitions())
         for name, plugin in self._serving.plugins.items():
             offered.tell(plugin, in_use.get(name, frozenset()), claimed)

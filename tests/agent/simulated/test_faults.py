@@ -1,5 +1,6 @@
 """What goes wrong around an agent: containers fail closed, somebody is told, and all goes on when it is mended."""
 
+import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +14,11 @@ from shoal.gpu.simulated import SimulatedNvml
 from shoal.kubelet import constants
 from shoal.model.contract import nvidia
 from shoal.model.request import Share
-from tests.agent.lab import GIB, memory_pod
+from tests.agent.lab import GIB, MEMORY, TELL, WHOLE, memory_pod
+from tests.agent.sharing import SHARED, file, replicas
 from tests.agent.simulated.conftest import InProcess, NewLab, SimulatedLab
 from tests.kube.relay import Relay
-from tests.kubelet.pods import container_status, is_ready
+from tests.kubelet.pods import container, container_status, is_ready, pod
 from tests.testbed.waiting import wait_for
 
 
@@ -94,6 +96,29 @@ def test_kubelets_record_is_torn_when_the_agent_starts(new_lab: NewLab, torn: by
     lab.pods.wait_running("after")
     crash(lab, "before")
     assert (lab.visible("before"), lab.visible("after")) == ([1], [0])
+
+
+def test_record_of_a_replica_is_lost_while_replicas_are_served_no_more(new_lab: NewLab, tmp_path: Path) -> None:
+    """Of two writes at one time the older may come last. The container is started again with what it had."""
+    lab = new_lab("2xT4", nvidiaConfig=file(tmp_path, replicas(4, renameByDefault=True)), resources=[MEMORY, WHOLE])
+    wait_for(lambda: lab.allocatable(SHARED) > 0, "counted")
+    lab.bind(pod("again", [container("main", TELL, {SHARED: 1})], restart="Always"))
+    lab.pods.wait_running("again")
+    before = lab.visible("again")
+    file(tmp_path, "version: v1")
+    lab.reload(**lab.settings)
+    wait_for(lambda: lab.allocatable(SHARED) == 1, "with what is in use")
+    path = lab.node.device_plugins / constants.CHECKPOINT
+    content = json.loads(path.read_text())
+    content["Data"]["PodDeviceEntries"] = None
+    path.with_name("older").write_text(json.dumps(content))
+    path.with_name("older").replace(path)
+    label = {"metadata": {"labels": {"looked": "at"}}}
+    url = f"/api/v1/namespaces/{lab.pods.namespace}/pods/again"
+    lab.pods.apiserver.request("PATCH", url, label, "application/merge-patch+json")
+    wait_for(lambda: lab.allocatable(SHARED) == 0, "without what is not recorded")
+    crash(lab, "again")
+    assert lab.visible("again") == before
 
 
 # The node

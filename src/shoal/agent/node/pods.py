@@ -116,6 +116,8 @@ class NodePods:
         self._known: dict[str, NodePod] = {}
         #: By card, the UIDs of the pods that are not over and have it in their allocation.
         self._on_card: dict[str, set[str]] = {}
+        #: By resource, the UIDs of the pods that are not over and of which a container with it was created.
+        self._using: dict[str, set[str]] = {}
         self._news = PodChanges()
         #: By UID, decisions of the agent that the watch has not shown yet.
         self._assumed: dict[str, Allocation] = {}
@@ -153,6 +155,10 @@ class NodePods:
     def on_card(self, uuid: str) -> Iterator[NodePod]:
         """The pods that are not over and have a card in their allocation."""
         return (self._known[uid] for uid in self._on_card.get(uuid, ()))
+
+    def resources_in_use(self) -> Iterator[str]:
+        """The resources of containers that were created and can be started again."""
+        return (resource for resource, uids in self._using.items() if uids)
 
     def hold_claim(self, uid: str, cards: Sequence[CardShare], partitions: Collection[str] = ()) -> None:
         """Count what a claim holds from now on: shares of cards, and MIG partitions by UUID."""
@@ -423,6 +429,10 @@ class NodePods:
             self._on_card[uuid].discard(uid)
         for uuid in cards - _cards(before):
             self._on_card.setdefault(uuid, set()).add(uid)
+        for resource in _used(before) - _used(known):
+            self._using[resource].discard(uid)
+        for resource in _used(known) - _used(before):
+            self._using.setdefault(resource, set()).add(uid)
         self.totals.put(uid, known.holding if known is not None and known.counts else None)
         self._show(uid, known)
         self._news.pods.add(uid)
@@ -464,6 +474,14 @@ def _same(before: Pod, pod: Pod) -> bool:
 def _held(known: NodePod | None) -> PodHolding | None:
     """What a pod that is not over holds."""
     return None if known is None or known.over else known.holding
+
+
+def _used(known: NodePod | None) -> set[str]:
+    """The resources of the containers of a pod that were created, unless it is over."""
+    if known is None or known.over:
+        return set()
+    containers = (*known.pod.spec.init_containers, *known.pod.spec.containers)
+    return {name for one in containers if known.begun(one.name) for name in one.resources.limits}
 
 
 def _cards(known: NodePod | None) -> set[str]:
