@@ -21,12 +21,12 @@ demo: ## Run the examples on a cluster with simulated GPUs
 demo: .venv/.installed
 	@.venv/bin/shoal demo $(ARGS)
 
-# Two workers a core, since tests wait half of the time. Compiled code is kept, whatever the shell says: the tests start
+# Three workers a core, since tests wait most of the time. Compiled code is kept, whatever the shell says: the tests start
 # hundreds of processes that load the same modules.
 test: ## Run the tests on every core (ARGS="-k ledger" picks some)
 test: .venv/.installed
 	@echo '#include <stdio.h>' | gcc -E - >/dev/null 2>/dev/null || [ "$$(id -u)" != 0 ] || { $(call debian-packages,gcc libc6-dev); }
-	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $$(($$(nproc) * 2)) --dist worksteal -m "not kube and not page" $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $$(($$(nproc) * 3)) --dist worksteal -m "not kube and not page" $(ARGS)
 
 test-kube: ## Run the suites that need a real Kubernetes, built first if need be (KUBE_VERSION=1.32.2 for another)
 test-kube: kube

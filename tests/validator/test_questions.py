@@ -127,7 +127,7 @@ async def test_a_library_that_writes_everywhere(ask: DriverQuestions, tmp_path: 
     """What it says on the standard streams is no answer, and what it writes into the pipe cannot be read as one."""
     source = """#include <unistd.h>
     int nvmlInitWithFlags(unsigned flags) {
-        for (int i = 0; i < 64; i++) write(i, "{\\"version\\":\\"1\\",\\"count\\":1}", 25);
+        for (int i = 0; i < 65536; i++) write(i, "{\\"version\\":\\"1\\",\\"count\\":1}", 25);
         return 9;
     }"""
     compiled(tmp_path / "usr/lib64", "libnvidia-ml.so.1", source)
