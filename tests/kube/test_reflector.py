@@ -17,6 +17,7 @@ from tests.kube.conftest import access_of
 from tests.kube.objects import config_map, node, pod
 from tests.kube.relay import Relay
 from tests.kube.waiting import until
+from tests.logs import own_records
 from tests.testbed.apiserver import ApiServer
 
 PACE = Pace(watch=20, silence=60, reconnect=0.1, backoff=Backoff(0.05, 0.5))
@@ -58,6 +59,23 @@ async def test_list_then_watch(client: Client, namespace: str) -> None:
     assert found.data == {"v": "3"}
     assert reflector.store.get("b", namespace) is None
     assert (reflector.counters.lists, reflector.counters.watches, reflector.counters.relists) == (1, 1, 0)
+
+
+async def test_a_watch_of_what_nobody_writes_is_opened_again_without_a_warning(
+    client: Client, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server sends no bookmarks of a kind that nobody has written since it started."""
+    reflector = Reflector(client, CONFIG_MAPS, namespace=namespace, pace=replace(PACE, silence=0.5))
+    with caplog.at_level(logging.INFO):
+        async with reflector:
+            await synced(reflector)
+            await until(lambda: reflector.counters.watches >= 3, "opened again")
+            await client.create(CONFIG_MAPS, config_map("late", namespace))
+            await until(lambda: "late" in names(reflector), "told after a silence")
+    told = [one for one in own_records(caplog) if one.name == "shoal.kube.reflector"]
+    assert {one.levelno for one in told} == {logging.INFO}
+    assert all("nothing was told for 0.5 s" in one.getMessage() for one in told)
+    assert reflector.counters.lists == 1
 
 
 async def test_selectors(client: Client, namespace: str) -> None:

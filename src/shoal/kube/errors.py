@@ -24,6 +24,10 @@ class UnreachableError(KubeError):
     """The API server gave no answer: refused, cut off, too late, or not who it should be."""
 
 
+class SilentError(UnreachableError):
+    """The API server took a watch and then said nothing for long: nothing has happened, or the connection is dead."""
+
+
 class AnswerError(KubeError):
     """The API server answered with something that is not what the call promises."""
 

@@ -23,7 +23,7 @@ from typing import Final, Generic, TypeVar
 
 from shoal.kube.client import PAGE_SIZE, Client
 from shoal.kube.codec import WatchEvent
-from shoal.kube.errors import ApiError, GoneError, KubeError
+from shoal.kube.errors import ApiError, GoneError, KubeError, SilentError
 from shoal.kube.resources import Resource, key_of, meta_of
 from shoal.kube.store import Change, Store
 from shoal.model.backoff import Backoff
@@ -240,7 +240,9 @@ class Reflector(Generic[T]):
         else:
             self.counters.errors += 1
             self.last_error = error
-            log.warning("%s: %s", self._resource.plural, error)
+            # The API server tells nothing, not even bookmarks, of what nobody has written since it started.
+            level = logging.INFO if isinstance(error, SilentError) else logging.WARNING
+            log.log(level, "%s: %s", self._resource.plural, error)
             # A server restored from a backup refuses versions of its own future for ever.
             self._refusals += isinstance(error, ApiError) and error.status not in (401, 403, 429, 503)
             if self._refusals >= _REFUSALS_TO_RELIST:

@@ -29,7 +29,7 @@ import shoal
 from shoal.kube.access.credentials import Access, Credential, KeyPair
 from shoal.kube.access.tls import tls_context
 from shoal.kube.codec import status_of
-from shoal.kube.errors import AnswerError, ApiError, ConfigError, KubeError, UnreachableError, api_error
+from shoal.kube.errors import AnswerError, ApiError, ConfigError, KubeError, SilentError, UnreachableError, api_error
 from shoal.kube.objects.meta import StatusDetails
 from shoal.model.backoff import Backoff
 
@@ -167,13 +167,13 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def stream(self, call: Call, *, silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The body of the answer in pieces as they come; UnreachableError when none comes for `silence` seconds."""
+        """The body of the answer in pieces as they come; SilentError when none comes for `silence` seconds."""
         bounds = aiohttp.ClientTimeout(total=None, sock_connect=self.limits.connect_seconds, sock_read=silence)
         response = await self._exchange(call, bounds)
         try:
             if response.status != 200:
                 raise await self._refusal(call, response)
-            yield self._pieces(call, response)
+            yield self._pieces(call, response, silence)
         finally:
             # Aborted, not released: a stream may have no end, and a peer that is gone never says goodbye.
             if response.connection is not None and response.connection.transport is not None:
@@ -251,11 +251,16 @@ class Transport:
                 log.warning("the renewed certificates cannot be used, the earlier ones are: %s", error)
         return self._tls
 
-    async def _pieces(self, call: Call, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    async def _pieces(
+        self, call: Call, response: aiohttp.ClientResponse, silence: float | None = None
+    ) -> AsyncIterator[bytes]:
         try:
             async for piece in response.content.iter_any():
                 yield piece
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if silence is not None and isinstance(error, TimeoutError):
+                silent = f"{call.asked} at {self.access.server}: nothing was told for {silence:g} s"
+                raise SilentError(silent) from error
             raise self._unreachable(call, error) from error
 
     async def _body(self, call: Call, response: aiohttp.ClientResponse, limit: int) -> bytes:
