@@ -155,9 +155,9 @@ class FilterVerb:
                 return Filtered(error=f"the pod is being bound to {booked.node} already")
             rows = rows_of(self._state, names)
             elsewhere = self._not_devices(pod, names)
-            rows[[place for place, name in enumerate(names) if name in elsewhere]] = (
-                self._state.engine.ledger.columns.rows
-            )
+            if elsewhere:
+                out = [place for place, name in enumerate(names) if name in elsewhere]
+                rows[out] = self._state.engine.ledger.columns.rows
             among = self._among(rows)
             best = self._held_for(pod, among)
             if best is None and self._offer.best_alone(pod, args):
