@@ -130,12 +130,17 @@ class ChartBed:
     def told(self) -> str:
         """What a person would look at."""
         questions = (
-            ("get", POLICY, "-o", "yaml"),
-            ("get", "pods", "-A", "-o", "wide"),
+            ("get", POLICY, "-o", "jsonpath={.items[*].status}"),
             ("get", "events", "-n", self.namespace, "--field-selector=type!=Normal"),
-            ("logs", "-n", self.namespace, "deployment/shoal-operator", "--tail=30"),
+            ("get", "pods", "-A", "-o", "wide"),
+            *(("logs", "-n", self.namespace, "-l", f"app.kubernetes.io/name=shoal-{one}", *_LAST) for one in _LOGS),
         )
         return "\n".join(f"$ kubectl {' '.join(one)}\n{self.kubectl(*one, check=False)[-6000:]}" for one in questions)
+
+
+#: The parts whose logs tell why a node does not serve.
+_LOGS = ("operator", "driver", "toolkit", "validator", "mps", "agent")
+_LAST = ("--tail=25", "--all-containers", "--prefix")
 
 
 @contextlib.contextmanager
