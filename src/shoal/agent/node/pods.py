@@ -429,9 +429,10 @@ class NodePods:
             self._on_card[uuid].discard(uid)
         for uuid in cards - _cards(before):
             self._on_card.setdefault(uuid, set()).add(uid)
-        for resource in _used(before) - _used(known):
+        used_before, used = _used(before), _used(known)
+        for resource in used_before - used:
             self._using[resource].discard(uid)
-        for resource in _used(known) - _used(before):
+        for resource in used - used_before:
             self._using.setdefault(resource, set()).add(uid)
         self.totals.put(uid, known.holding if known is not None and known.counts else None)
         self._show(uid, known)
