@@ -96,3 +96,19 @@ async def test_a_pod_counts_as_demand_from_its_arrival(stage: Stage) -> None:
     # The loop had no turn yet: both stand in the queue, and none was tried.
     assert stage.loop.queue.place_of(pods[0].metadata.uid) is QueuePlace.ACTIVE
     assert list(demand.counts.values()) == [2]
+
+
+async def test_a_pod_is_tried_again_when_kubernetes_has_made_its_claim(stage: Stage) -> None:
+    """Only its status changes then."""
+    container = {"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "none-yet"}]
+    spec = {"schedulerName": "gpu-scheduler", "containers": [container], "resourceClaims": claims}
+    pod = await stage.client.create(PODS, {"metadata": {"name": "own"}, "spec": spec}, namespace="default")
+    uid = pod.metadata.uid
+    stage.see(pod)
+    await until(lambda: stage.loop.queue.place_of(uid) is QueuePlace.PARKED, "parked")
+    stage.see(pod)
+    assert stage.loop.queue.place_of(uid) is QueuePlace.PARKED, "nothing changed"
+    made = {"metadata": {"uid": uid}, "status": {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "it"}]}}
+    stage.see(await stage.client.patch(PODS, "own", made, namespace="default", subresource="status"))
+    assert stage.loop.queue.place_of(uid) in (QueuePlace.BACKOFF, QueuePlace.ACTIVE)

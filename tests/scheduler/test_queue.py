@@ -282,6 +282,29 @@ def test_one_that_led_and_was_parked_leads_no_more() -> None:
     assert queue.place_of("b") is QueuePlace.PARKED
 
 
+def test_a_pod_parked_for_a_reason_of_its_own_does_not_speak_for_its_equals() -> None:
+    queue = parked(*(pod(uid, template="t") for uid in "abc"))
+    queue.wake(ClusterEvent.CARDS_FREED, now=20.0)
+    assert popped(queue, 20.0) == ["a"]
+    queue.park("a", ClusterEvent.CLAIMS, 20.0, alone=True)
+    assert popped(queue, 20.0) == ["b"], "the next is tried at once"
+    queue.park("b", ClusterEvent.CARDS_FREED, 20.0)
+    assert popped(queue, 40.0) == [], "what b met holds for c"
+    queue.wake(ClusterEvent.CLAIMS, now=40.0)
+    assert popped(queue, 40.0) == ["a"]
+    queue.park("a", ClusterEvent.CARDS_FREED, 40.0)
+    queue.wake(ClusterEvent.CARDS_FREED, now=60.0)
+    assert len(popped(queue, 60.0)) == 1, "it is equal to the others again"
+
+
+def test_each_pod_parked_for_a_reason_of_its_own_is_woken() -> None:
+    queue = queue_of(pod("a", template="t"), pod("b", template="t"))
+    for uid in popped(queue, 0.0):
+        queue.park(uid, ClusterEvent.CLAIMS, 0.0, alone=True)
+    queue.wake(ClusterEvent.CLAIMS, now=20.0)
+    assert popped(queue, 20.0) == ["a", "b"]
+
+
 def test_a_higher_priority_is_another_class() -> None:
     queue = parked(pod("low", template="t"), pod("high", template="t", priority=5))
     queue.wake(ClusterEvent.CARDS_FREED, 100.0)

@@ -49,10 +49,20 @@ class Known:
     missed: ClusterEvent = field(default=ClusterEvent(0))
     #: How many were parked before it.
     parked_as: int = 0
+    #: Its last try ended for a reason of its own.
+    own_reason: bool = False
 
     @property
     def alone(self) -> bool:
-        return self.pod.template is None and self.pod.gang is None
+        return self.own_reason or (self.pod.template is None and self.pod.gang is None)
+
+    @property
+    def equals(self) -> Hashable:
+        return ("pod", self.pod.uid) if self.alone else self.pod.equals
+
+    def take_off(self) -> None:
+        self.attempts += 1
+        self.place, self.missed, self.own_reason = QueuePlace.IN_FLIGHT, ClusterEvent(0), False
 
     @property
     def turn(self) -> tuple[int, int]:
@@ -116,7 +126,7 @@ class QueueMachine(RuleBasedStateMachine):
             place = QueuePlace.GATED if gated else QueuePlace.ACTIVE
             self.known[uid] = Known(pod, self.arrivals, self.arrivals, place)
         elif known.pod != pod:
-            known.pod = pod
+            known.pod, known.own_reason = pod, False
             if known.place is QueuePlace.IN_FLIGHT:
                 known.missed |= ClusterEvent.POD_CHANGED
             else:
@@ -144,9 +154,8 @@ class QueueMachine(RuleBasedStateMachine):
         best = min(group, key=lambda known: known.rank_at_home)
         best.ticket, holder.ticket = holder.ticket, best.ticket
         assert popped == best.pod
-        best.attempts += 1
+        best.take_off()
         assert popped.attempts == best.attempts
-        best.place, best.missed = QueuePlace.IN_FLIGHT, ClusterEvent(0)
 
     @rule(wanted=st.lists(uids, max_size=4))
     def take(self, wanted: list[str]) -> None:
@@ -155,9 +164,7 @@ class QueueMachine(RuleBasedStateMachine):
         expected = [uid for uid in dict.fromkeys(wanted) if uid in self.known and self.known[uid].place in waits]
         assert [pod.uid for pod in taken] == expected
         for uid in expected:
-            known = self.known[uid]
-            known.attempts += 1
-            known.place, known.missed = QueuePlace.IN_FLIGHT, ClusterEvent(0)
+            self.known[uid].take_off()
         self.follow()
 
     def flying(self, pick: int) -> str:
@@ -167,7 +174,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(
         meanwhile=st.none() | events,
-        end=st.sampled_from(["park", "park", "park", "retry", "placed", "remove"]),
+        end=st.sampled_from(["park", "park", "park", "park alone", "retry", "placed", "remove"]),
         reasons=some_events,
     )
     def a_try(self, meanwhile: ClusterEvent | None, end: str, reasons: ClusterEvent) -> None:
@@ -179,8 +186,8 @@ class QueueMachine(RuleBasedStateMachine):
         if popped is None:
             return
         match end:
-            case "park":
-                self.park_it(popped.uid, reasons)
+            case "park" | "park alone":
+                self.park_it(popped.uid, reasons, alone=end == "park alone")
             case "retry":
                 self.retry_it(popped.uid)
             case "placed":
@@ -200,20 +207,20 @@ class QueueMachine(RuleBasedStateMachine):
         for uid in tried:
             self.park_it(uid, reasons)
 
-    @rule(pick=picks, reasons=events)
-    def park(self, pick: int, reasons: ClusterEvent) -> None:
-        self.park_it(self.flying(pick), reasons)
+    @rule(pick=picks, reasons=events, alone=st.booleans())
+    def park(self, pick: int, reasons: ClusterEvent, alone: bool) -> None:
+        self.park_it(self.flying(pick), reasons, alone=alone)
 
-    def park_it(self, uid: str, reasons: ClusterEvent) -> None:
-        self.queue.park(uid, reasons, self.now)
+    def park_it(self, uid: str, reasons: ClusterEvent, *, alone: bool = False) -> None:
+        self.queue.park(uid, reasons, self.now, alone=alone)
         known = self.known.get(uid)
         if known is not None and known.place is QueuePlace.IN_FLIGHT:
             self.land(known)
-            known.reasons = reasons
+            known.reasons, known.own_reason = reasons, alone
             if not known.pod.gated and not known.missed & (reasons | ClusterEvent.POD_CHANGED):
                 self.parkings += 1
                 known.place, known.parked_as = QueuePlace.PARKED, self.parkings
-                self.tried[known.pod.equals, reasons] = self.now
+                self.tried[known.equals, reasons] = self.now
         self.follow()
 
     @rule(pick=picks)
@@ -244,7 +251,7 @@ class QueueMachine(RuleBasedStateMachine):
             if known.place is QueuePlace.IN_FLIGHT:
                 known.missed |= events
             elif known.place is QueuePlace.PARKED and known.reasons & events:
-                equals = [other for other in self.known if self.known[other].pod.equals == known.pod.equals]
+                equals = [other for other in self.known if self.known[other].equals == known.equals]
                 places = {self.queue.place_of(other) for other in equals}
                 assert places & set(QUEUED)
                 if known.alone:
@@ -261,7 +268,7 @@ class QueueMachine(RuleBasedStateMachine):
         for bench, since in self.tried.items():
             if self.now >= since + 300:
                 self.tried[bench] = self.now
-                parked = [known for known in self.parked() if (known.pod.equals, known.reasons) == bench]
+                parked = [known for known in self.parked() if (known.equals, known.reasons) == bench]
                 min(parked, key=lambda known: known.parked_as).place = QueuePlace.ACTIVE
         self.follow()
 
@@ -273,7 +280,7 @@ class QueueMachine(RuleBasedStateMachine):
         for uid, known in self.known.items():
             if known.place is QueuePlace.PARKED and not known.alone and self.queue.place_of(uid) in QUEUED:
                 known.place = QueuePlace.ACTIVE
-        benches = {(known.pod.equals, known.reasons) for known in self.parked()}
+        benches = {(known.equals, known.reasons) for known in self.parked()}
         self.tried = {bench: since for bench, since in self.tried.items() if bench in benches}
 
     @precondition(lambda self: self.parked())

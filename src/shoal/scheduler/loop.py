@@ -20,9 +20,10 @@ from shoal.model.contract.groups import PodGroup, decode_group
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.pod import check_cluster
 from shoal.placement.errors import PolicyError
-from shoal.scheduler.claims.errors import NotReadyError
+from shoal.scheduler.claims.errors import NotReadyError, OwnClaimError
 from shoal.scheduler.claims.names import changing
 from shoal.scheduler.claims.placing import ClaimsPlacing
+from shoal.scheduler.claims.wishes import waits_for_claims
 from shoal.scheduler.cluster_events import ClusterEvent
 from shoal.scheduler.context import SchedulingContext
 from shoal.scheduler.diagnosis import Diagnoses, Diagnosis
@@ -222,10 +223,9 @@ class Loop:
             else:
                 self._try_gang(waiting, gang)
         except (RequestError, PolicyError, CodecError) as error:
-            self._refuse(waiting, pod, str(error))
+            self._refuse(waiting, pod, str(error), alone=isinstance(error, OwnClaimError))
         except NotReadyError as error:
-            log.debug("%s/%s: %s", waiting.namespace, waiting.name, error)
-            self.queue.park(waiting.uid, ClusterEvent.POD_CHANGED | ClusterEvent.CLAIMS, self._clock())
+            self._wait_for_claims(waiting, pod, str(error))
         except Exception:
             # One odd pod must not end the scheduling of all others.
             log.exception("%s/%s: deciding failed", waiting.namespace, waiting.name)
@@ -237,12 +237,23 @@ class Loop:
         """Whether the pod has a booking: the watch may still show moments before its Binding, as if it waited."""
         return self._state.engine.ledger.booking(uid) is not None
 
-    def _refuse(self, waiting: QueuedPod, pod: Pod, why: str) -> None:
+    def _refuse(self, waiting: QueuedPod, pod: Pod, why: str, *, alone: bool) -> None:
         """Park a pod whose request cannot be met as written, and say why."""
         self._metrics.decisions.inc(BY, "bad request")
         self._reporter.waiting(pod, why)
         helps = ClusterEvent.POD_CHANGED | ClusterEvent.POLICY
-        self.queue.park(waiting.uid, helps | ClusterEvent.CLAIMS if pod.spec.resource_claims else helps, self._clock())
+        if pod.spec.resource_claims:
+            helps |= ClusterEvent.CLAIMS
+        self.queue.park(waiting.uid, helps, self._clock(), alone=alone)
+
+    def _wait_for_claims(self, waiting: QueuedPod, pod: Pod, why: str) -> None:
+        """Try the pod again after a moment, in which its claims usually come; then park it, and say why."""
+        if waiting.attempts == 1:
+            self.queue.retry(waiting.uid, self._clock())
+            return
+        log.info("%s/%s: %s", waiting.namespace, waiting.name, why)
+        self._reporter.waiting(pod, why)
+        self.queue.park(waiting.uid, ClusterEvent.POD_CHANGED | ClusterEvent.CLAIMS, self._clock(), alone=True)
 
     def _try_alone(self, waiting: QueuedPod, pod: Pod) -> None:
         verdict, allocation = self._place(waiting, pod)
@@ -463,12 +474,15 @@ async def _or_given_back(pod: Pod, give_back: Callable[[Pod], Awaitable[None]]) 
 
 
 def _template(pod: Pod) -> Hashable:
-    """The same for pods that fit in the same places. Claims of a template are alike; one with a name has its node."""
+    """The same for pods that fit in the same places.
+
+    Claims of a template are alike once they are made, which thereby changes the pod; a claim with a name has its node.
+    """
     claims = pod.spec.resource_claims
     if not claims:
         return placement_key(pod)
     generated = all(claim.resource_claim_name is None for claim in claims)
-    return placement_key(pod), claims if generated else pod.metadata.uid
+    return placement_key(pod), claims if generated and not waits_for_claims(pod) else pod.metadata.uid
 
 
 def _group(pod: Pod) -> PodGroup | None:

@@ -171,6 +171,28 @@ async def stage(control_plane: ControlPlane, client: Client, room: str, fake_nod
     await each([dra.slice_name(name, number) for name in made.cards for number in (0, 1)], remove)
 
 
+async def test_a_pod_whose_claim_is_late_says_so_and_runs_once_its_status_names_it(stage: Stage) -> None:
+    node = await stage.add_node("n", [24])
+    await stage.scheduler()
+    await stage.pod("late", resourceClaimTemplateName="none-yet")
+
+    async def says() -> bool:
+        return "waits for Kubernetes to make its claim 'gpu'" in await stage.told("late")
+
+    await eventually(says, "a condition that names the claim")
+    pod = await stage.client.get(PODS, "late", namespace=stage.room)
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "late", "uid": pod.metadata.uid}
+    claim = {
+        "metadata": {"name": "by-hand", "ownerReferences": [owner]},
+        "spec": {"devices": {"requests": [asks(memory="3Gi")]}},
+    }
+    await stage.client.create(RESOURCE_CLAIMS.raw, claim, namespace=stage.room)
+    made = {"status": {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "by-hand"}]}}
+    await stage.client.patch(PODS, "late", made, namespace=stage.room, subresource="status")
+    await stage.until_placed("late")
+    assert (await stage.places())["late"] == node
+
+
 async def test_claims_are_allocated_as_the_stock_scheduler_counts_them(stage: Stage) -> None:
     node = await stage.add_node("n", [24, 24])
     await stage.template("g3", asks(memory="3Gi", compute=20))

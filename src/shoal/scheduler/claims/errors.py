@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.model.errors import RequestError
 from shoal.scheduler.errors import SchedulerError
 
 
@@ -14,7 +15,11 @@ class EvaluationError(SchedulerError):
 
 
 class NotReadyError(SchedulerError):
-    """Claims of a pod that are still to come; nobody need do anything."""
+    """A claim that another component is still creating or releasing; usually nothing has to be done."""
+
+
+class OwnClaimError(RequestError):
+    """A claim of the pod is missing, deleted or another pod's: other pods of the same template are not affected."""
 
 
 class SearchLimitError(SchedulerError):

@@ -23,7 +23,7 @@ from shoal.kube.objects.pod import Pod
 from shoal.model.bounded_cache import BoundedCache
 from shoal.model.contract import dra
 from shoal.model.errors import RequestError, shown
-from shoal.scheduler.claims.errors import NotReadyError, SelectorError
+from shoal.scheduler.claims.errors import NotReadyError, OwnClaimError, SelectorError
 from shoal.scheduler.claims.selectors import Selectors
 
 #: Specs of claims kept; the ones unused for longest are forgotten beyond it.
@@ -120,12 +120,18 @@ def _wish(name: str, asked: ExactDeviceRequest) -> DeviceWish:
     )
 
 
+def waits_for_claims(pod: Pod) -> bool:
+    """Whether Kubernetes has still to make a claim of the pod from a template."""
+    made = _made(pod)
+    return any(claim.resource_claim_name is None and claim.name not in made for claim in pod.spec.resource_claims)
+
+
 def claims_of(pod: Pod, find: Callable[[str, str], ResourceClaim | None]) -> list[ResourceClaim]:
     """The claims of a pod, in the order of its spec.
 
-    Raises NotReadyError when one is still to be made for it, RequestError when one is not there or not its own.
+    Raises NotReadyError when one is still to be made for it, OwnClaimError when one is not there or not its own.
     """
-    made = {status.name: status.resource_claim_name for status in pod.status.resource_claim_statuses}
+    made = _made(pod)
     namespace, found = pod.metadata.namespace, []
     for wanted in pod.spec.resource_claims:
         generated = wanted.resource_claim_name is None
@@ -140,15 +146,20 @@ def claims_of(pod: Pod, find: Callable[[str, str], ResourceClaim | None]) -> lis
         if claim is None and generated:
             raise NotReadyError(f"waits for the watch to show its claim {namespace}/{name}")
         if claim is None:
-            raise RequestError(f"claim {namespace}/{name} is not there: create it")
+            raise OwnClaimError(f"claim {namespace}/{name} is not there: create it")
         _check_is_its(pod, claim, generated=generated)
         found.append(claim)
     return found
 
 
+def _made(pod: Pod) -> dict[str, str | None]:
+    """Names of the claims that Kubernetes made for the pod, by their names in its spec; None where none is needed."""
+    return {status.name: status.resource_claim_name for status in pod.status.resource_claim_statuses}
+
+
 def _check_is_its(pod: Pod, claim: ResourceClaim, *, generated: bool) -> None:
     meta = claim.metadata
     if generated and not any(owner.uid == pod.metadata.uid for owner in meta.owner_references):
-        raise RequestError(f"claim {meta.namespace}/{meta.name} was not made for this pod: delete the claim")
+        raise OwnClaimError(f"claim {meta.namespace}/{meta.name} was not made for this pod: delete the claim")
     if meta.deletion_timestamp is not None:
-        raise RequestError(f"claim {meta.namespace}/{meta.name} is being deleted: create it again")
+        raise OwnClaimError(f"claim {meta.namespace}/{meta.name} is being deleted: create it again")

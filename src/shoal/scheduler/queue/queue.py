@@ -6,7 +6,8 @@ pod is in flight counts as if it came after: the pod is not parked past it.
 
 Equal pods (one template and priority, or one gang) are woken one at a time. The first of them leads: if it is placed,
 or fails for a reason of its own, the next is woken; if it is parked again, what it met holds for the others too. So an
-event costs a try per class of pods, not per pod, however many wait.
+event costs a try per class of pods, not per pod, however many wait. A pod parked for a reason of its own waits in a
+class of its own.
 
 Whether pods fit, and what an event means, is not decided here.
 """
@@ -120,6 +121,7 @@ class SchedulingQueue:
         if not in_flight:
             self._lift(entry)
         self._pass_on(entry)
+        entry.alone = False
         entry.pod = replace(pod, attempts=entry.pod.attempts, queued_at=entry.pod.queued_at)
         if in_flight:
             entry.missed |= ClusterEvent.POD_CHANGED
@@ -160,12 +162,18 @@ class SchedulingQueue:
         if entry is not None:
             self._pass_on(entry)
 
-    def park(self, uid: str, reasons: ClusterEvent, now: float) -> None:
-        """The pod fits nowhere until one of these happens. A pod that is not in flight any more stays where it is."""
+    def park(self, uid: str, reasons: ClusterEvent, now: float, *, alone: bool = False) -> None:
+        """The pod fits nowhere until one of these happens; `alone` if that does not hold for its equals.
+
+        A pod that is not in flight any more stays where it is.
+        """
         entry = self._land(uid, now)
         if entry is None:
             return
         entry.reasons = reasons
+        if alone:
+            self._pass_on(entry)
+            entry.alone = True
         if entry.pod.gated:
             self._pass_on(entry)
             self._put(entry, QueuePlace.GATED)
@@ -226,6 +234,7 @@ class SchedulingQueue:
 
     def _fly(self, entry: _QueueEntry) -> QueuedPod:
         self._lift(entry)
+        entry.alone = False
         entry.pod = replace(entry.pod, attempts=entry.pod.attempts + 1)
         entry.missed = ClusterEvent(0)
         self._put(entry, QueuePlace.IN_FLIGHT)
@@ -246,7 +255,7 @@ class SchedulingQueue:
         """A pod that led leaves the lead to the next of its equals."""
         if entry.leads:
             entry.leads = False
-            equals = self._equals.get(entry.pod.equals)
+            equals = self._equals.get(entry.equals)
             if equals is not None:
                 self._wake_one(equals, equals.parked.values())
 
@@ -281,7 +290,7 @@ class SchedulingQueue:
             self._flight[uid] = entry
         if place in (QueuePlace.GATED, QueuePlace.IN_FLIGHT):
             return
-        equals = self._equals.setdefault(entry.pod.equals, _EqualPods())
+        equals = self._equals.setdefault(entry.equals, _EqualPods())
         if place is QueuePlace.ACTIVE:
             self._active.enter(entry)
             equals.active[uid] = None
@@ -289,9 +298,9 @@ class SchedulingQueue:
             self._backoff.push(uid, (entry.due, entry.order))
             equals.backoff[uid] = None
         else:
-            self._note_try(entry.pod.equals, entry.reasons)
+            self._note_try(entry.equals, entry.reasons)
             parked = equals.parked.setdefault(entry.reasons, _ParkedPods())
-            self._by_reason.setdefault(entry.reasons, {})[entry.pod.equals] = parked
+            self._by_reason.setdefault(entry.reasons, {})[entry.equals] = parked
             parked.add(entry)
 
     def _lift(self, entry: _QueueEntry) -> None:
@@ -300,7 +309,7 @@ class SchedulingQueue:
         self._flight.pop(uid, None)
         self._active.leave(uid)
         self._backoff.discard(uid)
-        equals = self._equals.get(entry.pod.equals)
+        equals = self._equals.get(entry.equals)
         if equals is None or entry.place in (QueuePlace.GATED, QueuePlace.IN_FLIGHT):
             return
         equals.active.pop(uid, None)
@@ -310,16 +319,16 @@ class SchedulingQueue:
             parked.leave(uid)
             if not parked:
                 del equals.parked[entry.reasons]
-                del self._by_reason[entry.reasons][entry.pod.equals]
-                del self._tried[entry.pod.equals, entry.reasons]
+                del self._by_reason[entry.reasons][entry.equals]
+                del self._tried[entry.equals, entry.reasons]
         if not (equals.active or equals.backoff or equals.parked):
-            del self._equals[entry.pod.equals]
+            del self._equals[entry.equals]
 
 
 class _QueueEntry:
     """A pod, where it is, and what is known of its tries."""
 
-    __slots__ = ("arrival", "due", "leads", "missed", "place", "pod", "reasons", "ticket")
+    __slots__ = ("alone", "arrival", "due", "leads", "missed", "place", "pod", "reasons", "ticket")
 
     def __init__(self, pod: QueuedPod, arrival: int) -> None:
         #: Its number in the order of arrival, and its ticket, which `order` exchanges.
@@ -333,10 +342,17 @@ class _QueueEntry:
         self.missed = ClusterEvent(0)
         #: Its equals are parked until its try has ended.
         self.leads = False
+        #: Its last try failed for a reason of its own.
+        self.alone = False
 
     @property
     def uid(self) -> str:
         return self.pod.uid
+
+    @property
+    def equals(self) -> Hashable:
+        """The key of the class in which it waits."""
+        return ("pod", self.pod.uid) if self.alone else self.pod.equals
 
     @property
     def standing(self) -> Standing:
