@@ -53,9 +53,10 @@ class Replica:
             answer = b""
             with contextlib.suppress(OSError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-                writer.write(b"GET /readyz HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
-                answer = await reader.read()
-                writer.close()
+                # Closed also when the scheduler resets the connection while it stops.
+                with contextlib.closing(writer):
+                    writer.write(b"GET /readyz HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+                    answer = await reader.read()
             self.ready = b" 200 " in answer
             await asyncio.to_thread(self._tell)
             await asyncio.sleep(0.2)
