@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.admission.guarded import (
+    ALLOCATED,
     DEPLOY,
     FAR,
     LEASES,
@@ -22,7 +23,9 @@ from tests.admission.guarded import (
 )
 from tests.suites.connection import Connection
 from tests.suites.embedded import EmbeddedServer
+from tests.testbed import binaries
 from tests.testbed.control_plane import own_control_plane
+from tests.testbed.features import Features, claims
 from tests.testbed.processes import Run
 from tests.testbed.waiting import wait_for
 
@@ -36,14 +39,21 @@ def _guarded_embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guar
     server.stop()
 
 
+def _before_1_36() -> Features:
+    """A server that checks no rights on parts of a claim's status, so that the policies alone do."""
+    if int(binaries.kube_version().split(".")[1]) < 36:
+        return claims()
+    return Features({"DRAResourceClaimGranularStatusAuthorization": False})
+
+
 @pytest.fixture(scope="module")
 def _guarded_real(testbed_run: Run) -> Iterator[Guarded]:
-    with own_control_plane(testbed_run, "guarded") as plane:
+    with own_control_plane(testbed_run, "guarded", _before_1_36()) as plane:
         server = plane.api
         server.kubectl("apply", "--validate=strict", "-k", str(DEPLOY / "admission"))
         server.kubectl("apply", "--validate=strict", "-f", str(DEPLOY / "agent" / "own-node.yaml"))
         server.kubectl("apply", "--validate=strict", "-f", str(DEPLOY / "metrics" / "own-lease.yaml"))
-        guarded = Guarded(Connection(server.kubeconfig()), server.create_namespace, real=True)
+        guarded = Guarded(Connection(server.kubeconfig()), server.create_namespace, real=True, plane=plane)
         guarded.prepare()
         room = guarded.room()
         where = f"/api/v1/namespaces/{room}"
@@ -56,6 +66,7 @@ def _guarded_real(testbed_run: Run) -> Iterator[Guarded]:
             ("tenant", "POST", f"/apis/apps/v1/namespaces/{room}/deployments", deployment({"UUID": "x"})),
             ("tenant", "POST", f"/apis/apps/v1/namespaces/{room}/deployments", deployment({"cdi.k8s.io/x": "x"})),
             ("tenant", "PATCH", where, label),
+            ("tenant", "PATCH", guarded.claim_status(room), ALLOCATED),
             ("shoal-agent", "PATCH", f"/api/v1/nodes/{NODE}", label),
             ("shoal-agent", "PATCH", f"{SYSTEM}/pods/agent", label),
             ("far-metrics", "POST", LEASES, lease(NODE)),

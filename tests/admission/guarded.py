@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from tests.suites.connection import Answer, Connection
+from tests.testbed.control_plane import ControlPlane
 from tests.testbed.waiting import wait_for
 
 Object = dict[str, Any]
@@ -26,6 +27,10 @@ EVERYTHING = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
 REPORTS = [
     {"apiGroups": [""], "resources": ["pods", "pods/status"], "verbs": ["create", "patch", "update"]},
 ]
+#: Stands for DRA drivers and schedulers of others, before Kubernetes 1.36 has rights for parts of a claim's status.
+CLAIM_STATUS = [
+    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/status"], "verbs": ["patch", "update"]},
+]
 #: Stands for a controller with rights to all Leases.
 LEASE_RIGHTS = [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]}]
 _PLURALS = {
@@ -35,6 +40,14 @@ _PLURALS = {
     "RoleBinding": "rolebindings",
     "ClusterRole": "clusterroles",
     "ClusterRoleBinding": "clusterrolebindings",
+}
+#: An allocation of Shoal's driver that no scheduler made.
+ALLOCATED = {
+    "status": {
+        "allocation": {
+            "devices": {"results": [{"request": "gpu", "driver": "gpu.shoal.dev", "pool": "n", "device": "gpu-0"}]}
+        }
+    }
 }
 NODE = "guarded-node"
 FAR = "far-node"
@@ -47,16 +60,20 @@ class Guarded:
     connection: Connection
     new_namespace: Callable[[str], None]
     real: bool
+    #: Of a real cluster.
+    plane: ControlPlane | None = None
 
     def __post_init__(self) -> None:
         self.tokens: dict[str, str] = {}
 
     def ask(self, who: str, method: str, path: str, body: object = None) -> Answer:
-        """One request by somebody; PATCH is a strategic merge."""
+        """One request by somebody; PATCH is a strategic merge. The administrator impersonates `system:` users."""
         kind = "strategic-merge-patch+json" if method == "PATCH" else "json"
         data = None if body is None else json.dumps(body).encode()
-        token = None if who == "admin" else self.tokens[who]
-        return self.connection.request(method, path, data, {"Content-Type": f"application/{kind}"}, token=token)
+        impersonated = {"Impersonate-User": who} if who.startswith("system:") else {}
+        token = None if who == "admin" or impersonated else self.tokens[who]
+        headers = {"Content-Type": f"application/{kind}", **impersonated}
+        return self.connection.request(method, path, data, headers, token=token)
 
     def must(self, method: str, path: str, body: object = None) -> Any:
         """A request of the administrator, which succeeds."""
@@ -66,15 +83,17 @@ class Guarded:
 
     def prepare(self) -> None:
         """The accounts of Shoal's components with the roles of `deploy/`, a reporter, and two nodes."""
-        for file in ("scheduler/rbac.yaml", "agent/rbac.yaml"):
+        for file in ("scheduler/rbac.yaml", "scheduler-claims/rbac.yaml", "agent/rbac.yaml"):
             for obj in yaml.safe_load_all((DEPLOY / file).read_text()):
                 self._create(obj)
-        self._create({"kind": "ServiceAccount", "metadata": {"name": "reporter", "namespace": "kube-system"}})
-        self._grant("reporter", "kube-system", REPORTS)
+        for name, rules in (("reporter", REPORTS), ("other-driver", CLAIM_STATUS), ("other-scheduler", CLAIM_STATUS)):
+            self._create({"kind": "ServiceAccount", "metadata": {"name": name, "namespace": "kube-system"}})
+            self._grant(name, "kube-system", rules)
+        self._bind("shoal-claims-allocator", "other-scheduler", "kube-system")
         for name in (NODE, FAR):
             self.must("POST", "/api/v1/nodes", {"metadata": {"name": name}})
         self._prepare_collectors()
-        for account in ("shoal-scheduler", "reporter"):
+        for account in ("shoal-scheduler", "reporter", "other-driver", "other-scheduler"):
             self.tokens[account] = self._token("kube-system", account)
         self.must("POST", f"{SYSTEM}/pods", pod("agent", nodeName=NODE, serviceAccountName="shoal-agent"))
         self.tokens["shoal-agent"] = self._token("kube-system", "shoal-agent", "agent")
@@ -108,13 +127,23 @@ class Guarded:
         wait_for(lambda: self.ask("tenant", "GET", f"/api/v1/namespaces/{name}/pods").status == 200, "allowed")
         return name
 
+    def claim_status(self, room: str) -> str:
+        """The path of the status of a new claim in a namespace."""
+        claims = f"/apis/resource.k8s.io/v1/namespaces/{room}/resourceclaims"
+        requests = [{"name": "gpu", "exactly": {"deviceClassName": "any"}}]
+        name = f"claim-{uuid.uuid4().hex[:6]}"
+        self.must("POST", claims, {"metadata": {"name": name}, "spec": {"devices": {"requests": requests}}})
+        return f"{claims}/{name}/status"
+
     def _grant(self, account: str, namespace: str, rules: list[Object]) -> None:
         self._create({"kind": "ClusterRole", "metadata": {"name": account}, "rules": rules})
+        self._bind(account, account, namespace)
+
+    def _bind(self, role: str, account: str, namespace: str) -> None:
         subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
-        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": account}
-        self._create(
-            {"kind": "ClusterRoleBinding", "metadata": {"name": account}, "roleRef": role, "subjects": [subject]}
-        )
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
+        metadata = {"name": f"{role}-{account}"}
+        self._create({"kind": "ClusterRoleBinding", "metadata": metadata, "roleRef": reference, "subjects": [subject]})
 
     def _create(self, obj: Object) -> None:
         base = "/api/v1" if obj["kind"] in ("ServiceAccount", "Namespace") else RBAC

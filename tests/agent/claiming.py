@@ -2,7 +2,8 @@
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,25 @@ from tests.testbed.images import BUSYBOX
 from tests.testbed.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
+
+
+def spec_for(results: Iterable[Mapping[str, object]]) -> dict:
+    """The spec of a claim that these results do not exceed: as many GPUs for each request, with all of their memory."""
+    counts = Counter(str(one["request"]) for one in results)
+    named = sorted({name.partition("/")[0] for name in counts})
+    return {"devices": {"requests": [{"name": name, **_wanted(name, counts)} for name in named]}}
+
+
+def _wanted(request: str, counts: Mapping[str, int]) -> dict:
+    amounts = {"requests": {dra.CAPACITY_COMPUTE: "100", dra.CAPACITY_CLIENTS: "48"}}
+    asked = {
+        name: {"deviceClassName": dra.DEVICE_CLASS, "count": count, "capacity": amounts}
+        for name, count in counts.items()
+    }
+    alternatives = [
+        {"name": name.partition("/")[2], **one} for name, one in asked.items() if name.startswith(f"{request}/")
+    ]
+    return {"firstAvailable": alternatives} if alternatives else {"exactly": asked[request]}
 
 
 class Claiming(Lab):

@@ -1,5 +1,6 @@
 """`shoal up` as a process: clusters that answer, and end when told."""
 
+import os
 import re
 import signal
 import subprocess
@@ -155,6 +156,39 @@ def short() -> Iterator[str]:
     """A folder with a short path, as sockets need it."""
     with tempfile.TemporaryDirectory(prefix="su-") as folder:
         yield folder
+
+
+def test_only_the_owner_reads_tokens_and_keys(short: str) -> None:
+    """Whatever the umask, and whatever was in the folder before."""
+    before = os.umask(0)
+    try:
+        folder = Path(short) / "d"
+        own = (
+            *("--nodes", "1", "--gpus", "1xT4", "--no-metrics", "--dashboard-port", "-1"),
+            "--directory",
+            str(folder),
+        )
+        with running("--clusters", "2", *own) as (process, said):
+            merged = yaml.safe_load(Path(re.findall(r"KUBECONFIG=(\S+)", said)[-1]).read_text())
+            secrets = ["PRIVATE KEY", "token: ", *(user["user"]["token"] for user in merged["users"])]
+            found = _files_with(folder, secrets)
+            assert {path.name for path in found} == {"kubeconfig", "manager.kubeconfig", "server.key"}
+            assert {path: oct(path.stat().st_mode) for path in found if path.stat().st_mode & 0o077} == {}
+            assert folder.stat().st_mode & 0o777 == 0o700
+            process.kill()
+        # What was there is not written into: another may have made it, or have it open.
+        for path in found:
+            path.chmod(0o666)
+        with running(*own):
+            left = [path for path in _files_with(folder / "cluster", secrets) if path.stat().st_mode & 0o077]
+            assert left == []
+    finally:
+        os.umask(before)
+
+
+def _files_with(folder: Path, words: list[str]) -> list[Path]:
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_socket()]
+    return [path for path in files if any(word.encode() in path.read_bytes() for word in words)]
 
 
 async def test_a_directory_has_one_cluster_and_a_killed_one_leaves_it(short: str) -> None:

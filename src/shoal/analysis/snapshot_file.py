@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import os
-import tempfile
 import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ import msgspec
 
 from shoal.analysis.errors import SnapshotError
 from shoal.analysis.snapshot import ClusterSnapshot, PriorityClass
+from shoal.kube.access.secret_files import write_secret
 from shoal.kube.objects.claims import (
     AllocationResult,
     DeviceAllocation,
@@ -310,15 +309,7 @@ def _write(path: Path, content: bytes) -> None:
     if path.exists() and not path.is_file():
         path.write_bytes(content)  # a pipe, or /dev/stdout
         return
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
+    write_secret(path, content)
 
 
 def load(path: Path) -> SnapshotFile:

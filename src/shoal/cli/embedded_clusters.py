@@ -23,6 +23,7 @@ from shoal.embedded.policies.shipped import cluster_manager
 from shoal.embedded.store import Object
 from shoal.kube.access.credentials import Access
 from shoal.kube.access.kubeconfig import load_access
+from shoal.kube.access.secret_files import write_secret
 from shoal.kube.client import Client
 from shoal.kube.resources import NAMESPACES, SECRETS
 from shoal.model.contract import gpushare
@@ -167,7 +168,7 @@ def _manager_kubeconfig(home: EmbeddedCluster, beside: Path) -> Path:
     config = yaml.safe_load(home.kubeconfig.read_text())
     config["users"][0]["user"] = {"token": token}
     path = beside.with_name("manager.kubeconfig")
-    path.write_text(yaml.safe_dump(config))
+    write_secret(path, yaml.safe_dump(config, encoding="utf-8"))
     return path
 
 
@@ -180,4 +181,4 @@ def _write_contexts(clusters: Sequence[EmbeddedCluster], path: Path) -> None:
         merged["users"].append({"name": name, "user": config["users"][0]["user"]})
         merged["contexts"].append({"name": name, "context": {"cluster": name, "user": name}})
     merged["current-context"] = clusters[0].plan.name
-    path.write_text(yaml.safe_dump(merged))
+    write_secret(path, yaml.safe_dump(merged, encoding="utf-8"))

@@ -130,7 +130,9 @@ def _is_given(parameter: str) -> bool:
 @contextlib.contextmanager
 def _own(directory: Path) -> Iterator[None]:
     """Keep others from the directory while the block lasts, however it ends: the lock goes with the process."""
-    directory.mkdir(parents=True, exist_ok=True)
+    from shoal.kube.access.secret_files import make_secret_folder
+
+    make_secret_folder(directory)
     with (directory / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

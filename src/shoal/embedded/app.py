@@ -30,6 +30,7 @@ from shoal.embedded.kinds import NAMESPACES, Catalogue
 from shoal.embedded.policies.shipped import shipped
 from shoal.embedded.registry import Registry
 from shoal.embedded.store import Object, ObjectStore
+from shoal.kube.access.secret_files import write_secret
 from shoal.model.contract.gpushare import MemoryUnit
 
 
@@ -107,9 +108,7 @@ class EmbeddedApi:
             "contexts": [{"name": "shoal", "context": {"cluster": "shoal", "user": "admin"}}],
             "current-context": "shoal",
         }
-        path = self.kubeconfig()
-        path.touch(mode=0o600)
-        path.write_text(yaml.safe_dump(content))
+        write_secret(self.kubeconfig(), yaml.safe_dump(content, encoding="utf-8"))
 
     async def __aenter__(self) -> EmbeddedApi:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+from shoal.kube.access.secret_files import make_secret_folder, write_secret
 from shoal.kube.certificates import new_authority
 
 _LIFE: Final = timedelta(days=365)
@@ -24,12 +25,11 @@ class Pki:
 
 def make_pki(directory: Path, *, now: datetime, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> Pki:
     """Write an authority's certificate and a server's pair that it has signed."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_secret_folder(directory)
     pki = Pki(directory / "ca.crt", directory / "server.crt", directory / "server.key")
     authority = new_authority("shoal embedded cluster", now=now, life=_LIFE)
     server = authority.server(hosts, now=now, life=_LIFE)
     pki.authority.write_bytes(authority.certificate)
     pki.certificate.write_bytes(server.certificate)
-    pki.key.touch(mode=0o600)
-    pki.key.write_bytes(server.key)
+    write_secret(pki.key, server.key)
     return pki

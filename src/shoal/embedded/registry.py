@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
@@ -92,6 +92,8 @@ class Registry:
         self.observers: list[Callable[[Kind, Object | None, Object | None], None]] = []
         #: Called with a write that broke no rule, before it is stored. They refuse by raising.
         self.validators: list[Callable[[Write], None]] = []
+        #: Called with a change of an object's status; the errors they return stand before those of its rules.
+        self.status_rights: list[Callable[[Write], list[FieldError]]] = []
         #: Asked about every write before its rules are.
         self.mutator: Mutator | None = None
         self._rng = rng or random.Random()
@@ -182,7 +184,9 @@ class Registry:
             rules.note_change(new, old, kind)
             self._check(kind, new, [*_finalizer_errors(new, old), *rules.change_errors(new, old, kind)], old)
         else:
-            self._check(kind, new, [], old, subresource)
+            write = Write(kind, old, new, subresource, dry_run=dry_run)
+            missing = [error for rights in self.status_rights for error in rights(write)]
+            self._check(kind, new, [], old, subresource, missing)
         self.validate(Write(kind, old, new, subresource, dry_run=dry_run))
         if kind.counted or kind.custom:
             self._count(new, old)
@@ -361,9 +365,20 @@ class Registry:
             raise invalid(kind.kind, kind.group, name, errors)
 
     def _check(
-        self, kind: Kind, obj: Object, change_errors: list[Any], old: Object | None = None, subresource: str = ""
+        self,
+        kind: Kind,
+        obj: Object,
+        change_errors: list[Any],
+        old: Object | None = None,
+        subresource: str = "",
+        missing_rights: Sequence[FieldError] = (),
     ) -> None:
-        errors = [*names.metadata_errors(obj["metadata"]), *rules.errors(obj, kind, old, subresource), *change_errors]
+        errors = [
+            *names.metadata_errors(obj["metadata"]),
+            *missing_rights,
+            *rules.errors(obj, kind, old, subresource),
+            *change_errors,
+        ]
         if errors:
             raise invalid(kind.kind, kind.stored.group, obj["metadata"]["name"], errors)
 

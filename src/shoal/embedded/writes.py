@@ -13,6 +13,8 @@ from shoal.embedded.store import Object
 #: Who writes. Requests say who asks, controllers and kubelets who they are; whoever holds the registry itself is the
 #: administrator.
 ACTING: Final[ContextVar[User]] = ContextVar("acting", default=ADMIN)
+#: The verb of the request that is being answered; `update` for those who hold the registry itself.
+VERB: Final[ContextVar[str]] = ContextVar("verb", default="update")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,11 @@ class Write:
     def user(self) -> User:
         """Who makes it."""
         return ACTING.get()
+
+    @property
+    def verb(self) -> str:
+        """The verb of the request, as authorization names it."""
+        return VERB.get()
 
     @property
     def plural(self) -> str:

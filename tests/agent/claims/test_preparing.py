@@ -27,6 +27,7 @@ from shoal.kubelet.dra import ClaimRef, Prepared
 from shoal.model.contract import dra, gpushare, keti, nvidia, shoal
 from shoal.model.gpu import Isolation
 from shoal.model.request import Share
+from tests.agent.claiming import spec_for
 from tests.agent.scene import UNIT, Scene
 
 
@@ -123,6 +124,7 @@ class Desk(Scene):
         uid = uid or f"uid-{name}"
         self.api.claims[name] = {
             "metadata": {"name": name, "namespace": "d", "uid": uid},
+            "spec": spec_for(given),
             "status": {
                 "allocation": {"devices": {"results": given}},
                 "reservedFor": [{"resource": "pods", "name": pod, "uid": pod}],

@@ -14,6 +14,7 @@ from shoal.kube.objects.claims import ResourceClaim
 from shoal.kube.objects.pod import Pod
 from shoal.model.gpu import Gpu, MigInstance
 from shoal.model.request import Share
+from tests.agent.claiming import spec_for
 
 PART = MigInstance("MIG-a", "1g.10gb", 9728)
 DEVICES = NodeDevices.of(
@@ -26,8 +27,9 @@ def result(request: str = "gpu", device: str = "gpu-0", memory: object = "3Gi", 
     return {"consumedCapacity": {"memory": memory}, **found}
 
 
-def read(*results: dict, uid: str = "u") -> tuple[ClaimResult, ...]:
-    claim = {"metadata": {"name": "c", "uid": uid}, "status": {"allocation": {"devices": {"results": results}}}}
+def read(*results: dict, uid: str = "u", spec: dict | None = None) -> tuple[ClaimResult, ...]:
+    status = {"allocation": {"devices": {"results": results}}}
+    claim = {"metadata": {"name": "c", "uid": uid}, "spec": spec or spec_for(results), "status": status}
     return read_results(msgspec.convert(claim, ResourceClaim), "u", node="n", devices=DEVICES)
 
 
@@ -75,6 +77,19 @@ def test_several_requests_on_one_card_add_up():
 def test_what_cannot_be(results, uid, words):
     with pytest.raises(RefusedError, match=words):
         read(*results, uid=uid)
+
+
+def test_an_allocation_beyond_the_claims_spec():
+    asked = {"deviceClassName": "shoal-gpu", "capacity": {"requests": {"memory": "1Mi"}}}
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": asked}]}}
+    assert read(result(memory="1Mi"), spec=spec)[0].share == Share(1)
+    words = (
+        "claim 'c' has '3Gi' of memory of device 'gpu-0' for request 'gpu', which asks for '1Mi'; .* delete the claim"
+    )
+    with pytest.raises(RefusedError, match=words):
+        read(result(), spec=spec)
+    with pytest.raises(RefusedError, match=r"has 2 devices for request 'gpu', which asks for 1; .* delete the claim"):
+        read(result(shareID=None), result(device="gpu-1", shareID=None), spec=spec)
 
 
 def test_without_an_allocation():

@@ -17,6 +17,7 @@ from shoal.model.contract import dra, shoal
 from shoal.model.errors import RequestError
 from shoal.model.gpu import Gpu
 from shoal.model.request import Share
+from shoal.scheduler.claims.errors import OwnClaimError
 from tests.scheduler.claims.world import World, asks, cards_of
 from tests.testbed.fake_nodes import CARD_MIB, node
 
@@ -162,8 +163,8 @@ def test_admin_access_takes_nothing_of_a_card() -> None:
 
 def test_claims_that_others_allocated_are_booked_whoever_did() -> None:
     made = world(24)
-    other = made.claim(asks(memory="20Gi"))
-    result = {
+    other = made.claim(asks(memory="20Gi", compute=30))
+    result: dict[str, Any] = {
         "request": "gpu",
         "driver": dra.DRIVER,
         "pool": "n1",
@@ -176,12 +177,51 @@ def test_claims_that_others_allocated_are_booked_whoever_did() -> None:
     assert made.ask(asks(memory="5Gi")) is None
     made.show(other, None)
     assert made.used() == {}
-    odd: dict[str, Any]
-    for odd in ({"shareID": None}, {"consumedCapacity": {}}, {"consumedCapacity": {"memory": "30Gi"}}):
-        made.show(other, {"allocation": {"devices": {"results": [result | odd]}}})
-        assert made.used() == {"GPU-n1-0": (0, 0, True)}
     made.gone(other)
     assert made.used() == {}
+
+
+def test_an_allocation_that_cannot_be_read_takes_the_gpu_that_its_claim_asks_for() -> None:
+    made = world(24)
+    whole = made.claim(asks())
+    for consumed in ({}, {"memory": "30Gi"}, {"memory": "much"}):
+        made.show(whole, {"allocation": {"devices": {"results": [_result(consumedCapacity=consumed)]}}})
+        assert made.used() == {"GPU-n1-0": (0, 0, True)}
+
+
+def _result(card: int = 0, **more: Any) -> dict[str, Any]:
+    device = dra.device_name(f"GPU-n1-{card}")
+    return {"request": "gpu", "driver": dra.DRIVER, "pool": "n1", "device": device, "shareID": "s", **more}
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        [_result(shareID=None)],
+        [_result(card, consumedCapacity={"memory": "1Mi"}) for card in range(4)],
+        [_result(consumedCapacity={"memory": "24Gi"})],
+        [_result(consumedCapacity={"memory": "1Mi", "compute": "100"})],
+        [_result(consumedCapacity={})],
+    ],
+)
+def test_an_allocation_beyond_its_claims_spec_is_not_booked(results: list[dict[str, Any]]) -> None:
+    made = world(24, 24, 24, 24)
+    claim = made.claim(asks(memory="1Mi"))
+    made.show(claim, {"allocation": {"devices": {"results": results}}})
+    assert made.used() == {}
+    assert made.ask(asks(count=4)) is not None
+    now = made.state.claims.find("default", claim.metadata.name)
+    assert now is not None
+    with pytest.raises(OwnClaimError, match=f"claim '{claim.metadata.name}' has .*; .* delete the claim and its pod"):
+        made.place(made.pod(now))
+
+
+def test_an_allocation_beyond_its_claims_spec_stays_booked_while_its_node_holds_it() -> None:
+    made = world(24)
+    claim = made.claim(asks(memory="1Mi"))
+    _tell(made, Held(claims={claim.metadata.uid: (CardShare("GPU-n1-0", 0, Share(8 * GIB)),)}))
+    made.show(claim, {"allocation": {"devices": {"results": [_result(shareID=None)]}}})
+    assert made.used() == {"GPU-n1-0": (8 * GIB, 0, False)}
 
 
 def test_a_claim_that_its_node_still_holds_stays_booked() -> None:

@@ -204,7 +204,9 @@ class PreparedClaims:
     ) -> ClaimRecord:
         """What the claim has on the node, and how its pods use it."""
         node = self._pods.node
-        results = read_results(present, claim.uid, node=node.name, devices=NodeDevices.of(node.gpus))
+        shares = (await self._api.version()).shares
+        devices = NodeDevices.of(node.gpus)
+        results = read_results(present, claim.uid, node=node.name, devices=devices, shares=shares)
         pods = await self._pods_of(present, until)
         for known in pods:
             _check_by_number(known, claim.name)

@@ -1,7 +1,7 @@
 """What was allocated to a claim on this node, checked; and which of its requests containers use together. Pure.
 
 Any scheduler may write an allocation, and nobody else checks it: the API server takes a card that does not exist, and
-more memory than a card has.
+more memory than a card has. The claim's spec limits what its allocation can contain (`shoal.kube.claim_excess`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from shoal.agent.claims.devices import NodeDevices
 from shoal.agent.errors import RefusedError
+from shoal.kube.claim_excess import excess
 from shoal.kube.objects.claims import AllocatedDevice, ResourceClaim
 from shoal.kube.objects.pod import Container, Pod
 from shoal.model.allocation import CardShare
@@ -50,10 +51,13 @@ class NamedRequest:
     memory_limit_mib: int | None = None
 
 
-def read_results(claim: ResourceClaim, uid: str, *, node: str, devices: NodeDevices) -> tuple[ClaimResult, ...]:
+def read_results(
+    claim: ResourceClaim, uid: str, *, node: str, devices: NodeDevices, shares: bool = True
+) -> tuple[ClaimResult, ...]:
     """The devices of the claim with this UID on the node; those of other drivers are left out.
 
-    RefusedError if the claim is another one, has no allocation, or one that cannot be.
+    RefusedError if the claim is another one, has no allocation, one that cannot be, or one that exceeds its spec.
+    Without `shares` the API server has no consumable capacity, and claims get whole GPUs.
     """
     meta = claim.metadata
     if meta.uid != uid:
@@ -63,10 +67,12 @@ def read_results(claim: ResourceClaim, uid: str, *, node: str, devices: NodeDevi
         )
     if claim.status.allocation is None:
         raise RefusedError(f"claim {shown(meta.name)} has no allocation: it is prepared when a scheduler has made one")
+    if found := excess(claim, shares=shares):
+        raise RefusedError(found)
     own = [one for one in claim.status.allocation.devices.results if one.driver == dra.DRIVER]
-    found = tuple(_result(one, node, devices) for one in own)
-    _check_whole(found)
-    return found
+    results = tuple(_result(one, node, devices) for one in own)
+    _check_whole(results)
+    return results
 
 
 def _result(one: AllocatedDevice, node: str, devices: NodeDevices) -> ClaimResult:

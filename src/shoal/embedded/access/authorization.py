@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shoal.embedded.access.tokens import Tokens
-from shoal.embedded.access.users import ADMIN, AUTHENTICATED, MASTERS, User, account_name, account_of, groups_of
+from shoal.embedded.access.users import (
+    ADMIN,
+    AUTHENTICATED,
+    CLAIM_CONTROLLER,
+    MASTERS,
+    User,
+    account_name,
+    account_of,
+    groups_of,
+)
 from shoal.embedded.errors import ApiStatus, bad_request, forbidden
 from shoal.embedded.registry import Registry
 from shoal.embedded.store import Object, ObjectStore
@@ -78,6 +87,7 @@ def asked(method: str, path: Sequence[str], query: Mapping[str, str]) -> Asked:
 
 
 _LABELS: Final = {"kubernetes.io/bootstrapping": "rbac-defaults"}
+_CLAIM_CONTROLLER: Final = "system:controller:resource-claim-controller"
 _READ: Final = ("get", "list", "watch")
 _WRITE: Final = ("create", "delete", "deletecollection", "patch", "update")
 _DISCOVERY: Final = ("/api", "/api/*", "/apis", "/apis/*", "/openapi", "/openapi/*")
@@ -136,6 +146,14 @@ def _basics() -> list[dict[str, Any]]:
     ]
 
 
+def _allocating() -> list[dict[str, Any]]:
+    """What the stock scheduler and the claim controller may do with claims; the rest of their roles is not here."""
+    return [
+        _rule((*_READ, "create", "delete", "patch", "update"), "resource.k8s.io", ("resourceclaims",)),
+        _rule(("patch", "update"), "resource.k8s.io", ("resourceclaims/binding", "resourceclaims/status")),
+    ]
+
+
 def _roles() -> dict[str, list[dict[str, Any]]]:
     everything = [_rule(("*",), "*", ("*",)), {"verbs": ["*"], "nonResourceURLs": ["*"]}]
     return {
@@ -146,14 +164,19 @@ def _roles() -> dict[str, list[dict[str, Any]]]:
         "system:basic-user": _basics(),
         "system:discovery": [{"verbs": ["get"], "nonResourceURLs": [*_DISCOVERY, *_PUBLIC]}],
         "system:public-info-viewer": [{"verbs": ["get"], "nonResourceURLs": list(_PUBLIC)}],
+        "system:kube-scheduler": _allocating(),
+        _CLAIM_CONTROLLER: _allocating(),
     }
 
 
+#: By role, the kind and the name of its subject.
 _BOUND: Final = {
-    "cluster-admin": MASTERS,
-    "system:basic-user": AUTHENTICATED,
-    "system:discovery": AUTHENTICATED,
-    "system:public-info-viewer": AUTHENTICATED,
+    "cluster-admin": ("Group", MASTERS),
+    "system:basic-user": ("Group", AUTHENTICATED),
+    "system:discovery": ("Group", AUTHENTICATED),
+    "system:public-info-viewer": ("Group", AUTHENTICATED),
+    "system:kube-scheduler": ("User", "system:kube-scheduler"),
+    _CLAIM_CONTROLLER: ("User", CLAIM_CONTROLLER.name),
 }
 
 
@@ -161,13 +184,13 @@ def first_roles() -> Iterator[tuple[str, dict[str, Any]]]:
     """The roles and bindings to begin with, each with its plural."""
     for name, rules in _roles().items():
         yield "clusterroles", {"metadata": {"name": name, "labels": dict(_LABELS)}, "rules": rules}
-    for name, group in _BOUND.items():
+    for name, (subject, user) in _BOUND.items():
         yield (
             "clusterrolebindings",
             {
                 "metadata": {"name": name, "labels": dict(_LABELS)},
                 "roleRef": {"apiGroup": GROUP, "kind": "ClusterRole", "name": name},
-                "subjects": [{"apiGroup": GROUP, "kind": "Group", "name": group}],
+                "subjects": [{"apiGroup": GROUP, "kind": subject, "name": user}],
             },
         )
 

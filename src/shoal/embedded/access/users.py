@@ -39,6 +39,10 @@ ADMIN: Final = User("admin", (MASTERS, AUTHENTICATED))
 WORKLOAD_CONTROLLERS: Final = User(
     f"{_ACCOUNT}kube-system:workload-controllers", (_ACCOUNTS, f"{_ACCOUNTS}:kube-system", AUTHENTICATED)
 )
+#: Who makes claims of templates, and deallocates claims that no pod uses.
+CLAIM_CONTROLLER: Final = User(
+    f"{_ACCOUNT}kube-system:resource-claim-controller", (_ACCOUNTS, f"{_ACCOUNTS}:kube-system", AUTHENTICATED)
+)
 
 
 def kubelet_of(node: str) -> User:

@@ -154,7 +154,6 @@ class Controllers:
 
     async def run(self) -> None:
         """Look after all there is, and after what comes."""
-        ACTING.set(WORKLOAD_CONTROLLERS)
         self._world = ObjectIndex(self._registry, self._deletion)
         self._registry.observers.append(self._observe)
         try:
@@ -194,6 +193,8 @@ class Controllers:
             return
 
     def _look(self, item: Item, began: float) -> None:
+        controller = self._by_name.get(item.controller)
+        ACTING.set(WORKLOAD_CONTROLLERS if controller is None else controller.user)
         try:
             if item.controller == _TRACKED:
                 done = self._look_at_tracked(item)

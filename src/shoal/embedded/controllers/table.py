@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from shoal.embedded.access.users import CLAIM_CONTROLLER, WORKLOAD_CONTROLLERS, User
 from shoal.embedded.controllers.execute import Action, Owned
 from shoal.embedded.controllers.object_index import ObjectIndex
 from shoal.embedded.controllers.reconcile import (
@@ -51,6 +52,8 @@ class Controller:
     gather: Callable[[ObjectIndex, Object], Owned]
     #: Whether an object is any business of its.
     concerns: Callable[[Object], bool] = lambda obj: True
+    #: In whose name it writes.
+    user: User = WORKLOAD_CONTROLLERS
 
 
 def _of_deployment(world: ObjectIndex, obj: Object) -> Owned:
@@ -140,7 +143,22 @@ CONTROLLERS: Final = (
     Controller("statefulset-controller", STATEFUL_SETS, (PODS, REVISIONS), stateful_set.reconcile, _of_stateful_set),
     Controller("daemonset-controller", DAEMON_SETS, (PODS, REVISIONS), daemon_set.reconcile, _of_daemon_set),
     Controller("job-controller", JOBS, (PODS,), job.reconcile, _of_job),
-    Controller("resource_claim", PODS, (), resource_claim.reconcile_pod, _of_pod_with_claims, has_claims),
-    Controller("resource_claim of claims", RESOURCE_CLAIMS, (), resource_claim.reconcile_claim, _of_resource_claim),
+    Controller(
+        "resource_claim",
+        PODS,
+        (),
+        resource_claim.reconcile_pod,
+        _of_pod_with_claims,
+        has_claims,
+        user=CLAIM_CONTROLLER,
+    ),
+    Controller(
+        "resource_claim of claims",
+        RESOURCE_CLAIMS,
+        (),
+        resource_claim.reconcile_claim,
+        _of_resource_claim,
+        user=CLAIM_CONTROLLER,
+    ),
     Controller("controllermanager", BUDGETS, (), disruption_budget.reconcile, _of_budget),
 )

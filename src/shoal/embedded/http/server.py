@@ -15,6 +15,7 @@ from aiohttp import web
 
 from shoal.embedded import subresources
 from shoal.embedded.access.authorization import Gate, asked
+from shoal.embedded.access.claim_status import ClaimStatusRights
 from shoal.embedded.access.users import User
 from shoal.embedded.deletion import DeleteOptions, Deletion, read_options
 from shoal.embedded.errors import ApiStatus, method_not_allowed
@@ -32,7 +33,7 @@ from shoal.embedded.kinds import JOBS, SUBRESOURCE_KINDS, Kind
 from shoal.embedded.logs import LogSources
 from shoal.embedded.registry import Registry
 from shoal.embedded.store import Object
-from shoal.embedded.writes import ACTING
+from shoal.embedded.writes import ACTING, VERB
 
 log = logging.getLogger(__name__)
 _HEALTH: Final = ("healthz", "livez", "readyz")
@@ -52,6 +53,7 @@ class Server:
         self.logs = LogSources()
         self.address = ""
         self.gate = Gate(registry, token)
+        registry.status_rights.append(ClaimStatusRights(registry.store))
         self._registry = registry
         self._deletion = deletion
         self._readers: set[asyncio.Task[object]] = set()
@@ -132,9 +134,11 @@ class Server:
         user = self.gate.spoken_for(
             user, headers.get("Impersonate-User", ""), groups, headers.get("Impersonate-Uid", "")
         )
+        wanted = asked(request.method, path, request.query)
         if not user.is_master:
-            self.gate.require(user, asked(request.method, path, request.query))
+            self.gate.require(user, wanted)
         ACTING.set(user)
+        VERB.set(wanted.verb)
         return user
 
     def _openapi(self, request: web.Request, path: list[str]) -> web.Response:

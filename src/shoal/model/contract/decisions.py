@@ -61,6 +61,9 @@ EXEMPTION_LABELS: Final = (shoal.LABEL_ADMISSION, LABEL_VISIBLE_DEVICES, "shoal.
 # Admission policies beside those of `shoal`, each with a binding of the same name
 POLICY_DECISIONS: Final = "shoal-gpu-decisions"
 POLICIES_DECISIONS: Final = tuple(f"{POLICY_DECISIONS}{kind}" for kind in ("", "-bindings", "-templates", "-cronjobs"))
+#: Keeps allocations of Shoal's driver to those with Kubernetes' own right to write them.
+POLICY_CLAIMS: Final = f"{POLICY_DECISIONS}-claims"
+ROLE_CLAIMS: Final = "shoal-claims-allocator"
 POLICY_VISIBLE_DEVICES: Final = "shoal-visible-devices"
 POLICIES_VISIBLE_DEVICES: Final = tuple(f"{POLICY_VISIBLE_DEVICES}{kind}" for kind in ("", "-templates", "-cronjobs"))
 POLICY_EXEMPTIONS: Final = "shoal-exemptions"

@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from shoal.kube.claim_excess import excess
 from shoal.kube.objects.claims import DeviceClass, DeviceConstraint, ResourceClaim, ResourceSlice
 from shoal.kube.objects.pod import Pod
 from shoal.kube.store import Change, ChangeType
@@ -33,7 +34,7 @@ from shoal.placement.without import FitsWithout
 from shoal.scheduler.claims.acceptance import Acceptance, Acceptances, Fit
 from shoal.scheduler.claims.choice import Chosen, Steps, chosen_on
 from shoal.scheduler.claims.devices import DeviceTable
-from shoal.scheduler.claims.errors import NotReadyError, SearchLimitError, SelectorError
+from shoal.scheduler.claims.errors import NotReadyError, OwnClaimError, SearchLimitError, SelectorError
 from shoal.scheduler.claims.selectors import Selectors
 from shoal.scheduler.claims.wishes import MAX_WAYS, ClaimWish, ClaimWishes, DeviceWish, claims_of
 from shoal.scheduler.state.claim_bookings import allocated_node
@@ -247,6 +248,8 @@ class ClaimsAllocator:
 
     def only(self, pod: Pod, claim: ResourceClaim) -> BoolArray:
         """The node on which an allocated claim can be used."""
+        if exceeds := excess(claim):
+            raise OwnClaimError(exceeds)
         node = allocated_node(claim)
         if node is None:
             raise RequestError(

@@ -3,6 +3,11 @@
 A claim is booked under a key of its own: it may be used by several pods, and outlives them. What the watch shows of a
 claim counts; a claim that is being allocated here is assumed until then. A claim whose devices its node has not taken
 back yet (`shoal.dev/held`) stays booked even if the API server knows it no more.
+
+An allocation that exceeds its claim's spec is not booked: no scheduler wrote it, and the agent does not prepare it. An
+allocation within its spec is booked whoever wrote it, and whether or not a pod uses it: the stock scheduler allocates,
+reserves and binds in separate writes, and an allocated claim can wait for its next pod. So only the API server, or the
+admission policy, keeps tenants from allocating GPUs to their own claims.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Final
 
+from shoal.kube.claim_excess import excess
 from shoal.kube.objects.claims import AllocatedDevice, ResourceClaim
 from shoal.kube.store import Change, ChangeType
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
@@ -130,7 +136,10 @@ class ClaimBookings:
             if known is not None and known.metadata.uid != meta.uid:
                 self._set(known, None)
             self._claims[place] = claim
-            self._set(claim, _node_of(claim))
+            exceeds = excess(claim)
+            if exceeds and (known is None or known.status != claim.status):
+                log.warning("namespace %s: not booked: %s", meta.namespace, exceeds)
+            self._set(claim, None if exceeds else _node_of(claim))
         self._news(ClusterEvent.CLAIMS)
 
     def on_inventory(self, node: str) -> None:
