@@ -126,7 +126,9 @@ class ClusterState:
         #: Pods that have ended and may still hold their cards, by UID.
         self._leaving: dict[str, Leaving] = {}
         #: Claims of devices, and what they hold.
-        self.claims = ClaimBookings(engine.ledger, news=news, look=self._look_for_over_booking)
+        self.claims = ClaimBookings(
+            engine.ledger, news=news, look=self._look_for_over_booking, namespace=self._namespace_of
+        )
         #: What a pod with claims asks for of cards, where somebody reads claims.
         self.demand_of: Callable[[Pod], Request | None] = lambda pod: None
         #: Changes whenever the cards of a node may have.
@@ -147,6 +149,10 @@ class ClusterState:
     def pod(self, uid: str) -> Pod | None:
         """The pod as last seen; None when it is gone or finished."""
         return self._pods.get(uid)
+
+    def _namespace_of(self, uid: str) -> str | None:
+        pod = self._pods.get(uid)
+        return None if pod is None else pod.metadata.namespace
 
     def node(self, name: str) -> Node | None:
         """The node as last seen."""
