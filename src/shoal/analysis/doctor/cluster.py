@@ -89,7 +89,12 @@ def moment(text: str | None) -> datetime | None:
 
 
 _REQUESTS: Final = (shoal.POLICY_PODS, shoal.POLICY_TEMPLATES, shoal.POLICY_CRON_JOBS)
-_GUARDS: Final = (*decisions.POLICIES_DECISIONS, *decisions.POLICIES_VISIBLE_DEVICES, decisions.POLICY_EXEMPTIONS)
+_GUARDS: Final = (
+    *decisions.POLICIES_DECISIONS,
+    *decisions.POLICIES_VISIBLE_DEVICES,
+    decisions.POLICY_EXEMPTIONS,
+    decisions.POLICY_MADE_CLAIMS,
+)
 _ALL: Final = (*_REQUESTS, *_GUARDS, *decisions.POLICIES_FENCE)
 _INSTALL: Final = "kubectl apply -k deploy/admission"
 _INSTALL_FENCE: Final = "kubectl apply -k deploy/agent"
