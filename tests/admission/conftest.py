@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from shoal.model.contract import dra
 from tests.admission.guarded import (
     ALLOCATED,
     DEPLOY,
@@ -15,6 +16,7 @@ from tests.admission.guarded import (
     SYSTEM,
     Guarded,
     binding,
+    claim,
     deployment,
     event,
     lease,
@@ -28,6 +30,8 @@ from tests.testbed.control_plane import own_control_plane
 from tests.testbed.features import Features, claims
 from tests.testbed.processes import Run
 from tests.testbed.waiting import wait_for
+
+MADE = {dra.ANNOTATION_EXTENDED_RESOURCE: "true"}
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +69,7 @@ def _guarded_real(testbed_run: Run) -> Iterator[Guarded]:
             ("tenant", "POST", f"{where}/bindings", binding("probe", {"UUID": "x"})),
             ("tenant", "POST", f"/apis/apps/v1/namespaces/{room}/deployments", deployment({"UUID": "x"})),
             ("tenant", "POST", f"/apis/apps/v1/namespaces/{room}/deployments", deployment({"cdi.k8s.io/x": "x"})),
+            ("tenant", "POST", f"/apis/resource.k8s.io/v1/namespaces/{room}/resourceclaims", claim(MADE)),
             ("tenant", "PATCH", where, label),
             ("tenant", "PATCH", guarded.claim_status(room), ALLOCATED),
             ("shoal-agent", "PATCH", f"/api/v1/nodes/{NODE}", label),

@@ -23,14 +23,18 @@ SYSTEM = "/api/v1/namespaces/kube-system"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/shoal-load/leases"
 #: What a tenant's administrator gets: everything, in one namespace.
 EVERYTHING = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
+MAKES_CLAIMS = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["create"]}
 #: Stands for kubelets and controllers, which may write to pods and know nothing of decisions.
 REPORTS = [
     {"apiGroups": [""], "resources": ["pods", "pods/status"], "verbs": ["create", "patch", "update"]},
+    MAKES_CLAIMS,
 ]
 #: Stands for DRA drivers and schedulers of others, before Kubernetes 1.36 has rights for parts of a claim's status.
 CLAIM_STATUS = [
     {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/status"], "verbs": ["patch", "update"]},
 ]
+#: Stands for another scheduler, such as kube-scheduler.
+BINDS = [{"apiGroups": [""], "resources": ["pods/binding"], "verbs": ["create"]}, MAKES_CLAIMS]
 #: Stands for a controller with rights to all Leases.
 LEASE_RIGHTS = [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]}]
 _PLURALS = {
@@ -55,7 +59,9 @@ FAR = "far-node"
 
 @dataclass
 class Guarded:
-    """The cluster. Its people: admin, tenant, reporter, shoal-scheduler, shoal-agent and shoal-metrics (of `NODE`)."""
+    """The cluster. Its people: admin, tenant, reporter, binder, shoal-scheduler, shoal-agent and shoal-metrics (of
+    `NODE`).
+    """
 
     connection: Connection
     new_namespace: Callable[[str], None]
@@ -86,14 +92,20 @@ class Guarded:
         for file in ("scheduler/rbac.yaml", "scheduler-claims/rbac.yaml", "agent/rbac.yaml"):
             for obj in yaml.safe_load_all((DEPLOY / file).read_text()):
                 self._create(obj)
-        for name, rules in (("reporter", REPORTS), ("other-driver", CLAIM_STATUS), ("other-scheduler", CLAIM_STATUS)):
-            self._create({"kind": "ServiceAccount", "metadata": {"name": name, "namespace": "kube-system"}})
-            self._grant(name, "kube-system", rules)
+        accounts = {
+            "reporter": REPORTS,
+            "binder": BINDS,
+            "other-driver": CLAIM_STATUS,
+            "other-scheduler": CLAIM_STATUS,
+        }
+        for account, rules in accounts.items():
+            self._create({"kind": "ServiceAccount", "metadata": {"name": account, "namespace": "kube-system"}})
+            self._grant(account, "kube-system", rules)
         self._bind("shoal-claims-allocator", "other-scheduler", "kube-system")
         for name in (NODE, FAR):
             self.must("POST", "/api/v1/nodes", {"metadata": {"name": name}})
         self._prepare_collectors()
-        for account in ("shoal-scheduler", "reporter", "other-driver", "other-scheduler"):
+        for account in ("shoal-scheduler", *accounts):
             self.tokens[account] = self._token("kube-system", account)
         self.must("POST", f"{SYSTEM}/pods", pod("agent", nodeName=NODE, serviceAccountName="shoal-agent"))
         self.tokens["shoal-agent"] = self._token("kube-system", "shoal-agent", "agent")
@@ -197,6 +209,17 @@ def cron_job(annotations: Mapping[str, str] | None = None, *, env: list[Object] 
     del template["metadata"]["name"]
     job = {"spec": {"template": template}}
     return {"metadata": {"name": "web"}, "spec": {"schedule": "@yearly", "jobTemplate": job}}
+
+
+def claim(annotations: Mapping[str, str]) -> Object:
+    """A ResourceClaim of one device."""
+    requests = [{"name": "gpu", "exactly": {"deviceClassName": "shoal-gpu"}}]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "new", "annotations": dict(annotations)},
+        "spec": {"devices": {"requests": requests}},
+    }
 
 
 def event(name: str, namespace: str, about: Object, **changes: Any) -> Object:

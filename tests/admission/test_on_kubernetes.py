@@ -198,8 +198,8 @@ def test_policies_are_type_checked(control_plane: ControlPlane) -> None:
     }
     assert policies.keys() == {
         *(policy for _, _, policy in KINDS.values()),
-        *(*decisions.POLICIES_DECISIONS, *decisions.POLICIES_VISIBLE_DEVICES, decisions.POLICY_EXEMPTIONS),
-        decisions.POLICY_CLAIMS,
+        *(*decisions.POLICIES_DECISIONS, *decisions.POLICIES_VISIBLE_DEVICES),
+        *(decisions.POLICY_EXEMPTIONS, decisions.POLICY_CLAIMS, decisions.POLICY_MADE_CLAIMS),
         *("shoal-agent-own-node", "shoal-agent-own-node-pods", "shoal-agent-own-node-events"),
         load.POLICY_LOAD,
     }

@@ -58,7 +58,11 @@ def test_every_policy_fails_closed_and_is_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*decisions.POLICIES_DECISIONS, *decisions.POLICIES_FENCE, decisions.POLICY_EXEMPTIONS]
+    "name",
+    [
+        *(*decisions.POLICIES_DECISIONS, *decisions.POLICIES_FENCE),
+        *(decisions.POLICY_EXEMPTIONS, decisions.POLICY_MADE_CLAIMS),
+    ],
 )
 def test_no_namespace_can_opt_out_of_being_guarded(name: str) -> None:
     assert "namespaceSelector" not in POLICIES[name]["spec"]["matchConstraints"]

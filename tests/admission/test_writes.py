@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shoal.model.contract import decisions, shoal
+from shoal.model.contract import decisions, dra, shoal
 from shoal.model.pod import ANNOTATIONS_READ, LABELS_READ
 from tests.admission.guarded import (
     FAR,
@@ -23,6 +23,7 @@ from tests.admission.guarded import (
     Guarded,
     Object,
     binding,
+    claim,
     cron_job,
     deployment,
     event,
@@ -75,6 +76,23 @@ def status(**parts: Any) -> Object:
     return {"status": parts}
 
 
+def template(annotations: Object) -> Object:
+    spec = {"metadata": {"annotations": annotations}, "spec": claim({})["spec"]}
+    return {**claim({}), "kind": "ResourceClaimTemplate", "metadata": {"name": "new"}, "spec": spec}
+
+
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{ns}/resourceclaims"
+TEMPLATES = f"{CLAIMS[:-1]}templates"
+MADE = {dra.ANNOTATION_EXTENDED_RESOURCE: "true"}
+MADE_BY = (
+    f"{decisions.POLICY_MADE_CLAIMS}: only a scheduler says for which pod a claim was made: leave annotation "
+    f"{dra.ANNOTATION_EXTENDED_RESOURCE} as it is"
+)
+#: In the status of a pod: the claim that serves its container `main`.
+MAPPED = {
+    "resourceClaimName": "made",
+    "requestMappings": [{"containerName": "main", "resourceName": "aliyun.com/gpu-mem", "requestName": "gpu"}],
+}
 ALLOCATION = "shoal.dev/allocation"
 _ONLY = "only the scheduler and the agent write what was decided about a pod: "
 _D = decisions.POLICY_DECISIONS
@@ -183,7 +201,23 @@ ABOUT_DECISIONS: list[Line] = [
         )
         for key in ANNOTATIONS_READ
     ),
+    (
+        "a claim for its resources",
+        *("tenant", "PATCH", f"{PODS}/placed/status", status(extendedResourceClaimStatus=MAPPED)),
+        f"{_D}: only a scheduler writes which claim serves a pod: leave status.extendedResourceClaimStatus as it is",
+    ),
     # ---- let through ----
+    (
+        "the scheduler names the claim it made",
+        *("shoal-scheduler", "PATCH", f"{PODS}/placed/status", status(extendedResourceClaimStatus=MAPPED)),
+        "",
+    ),
+    (
+        "kube-scheduler does, and kubelets report whole statuses",
+        *("reporter", "PATCH", f"{PODS}/placed/status", status(extendedResourceClaimStatus=MAPPED)),
+        "",
+    ),
+    ("another part of the status", "tenant", "PATCH", f"{PODS}/placed/status", status(message="a"), ""),
     ("a binding without a record", "tenant", "POST", f"{PODS}/waiting/binding", binding("waiting"), ""),
     ("a binding of the older kind without one", "tenant", "POST", f"{SPACE}/bindings", binding("waiting"), ""),
     ("an ordinary pod", "tenant", "POST", PODS, pod("new", annotations={"note": "a"}, limits=GPU), ""),
@@ -205,6 +239,16 @@ ABOUT_DECISIONS: list[Line] = [
         "",
     ),
     ("an administrator may", "admin", "PATCH", f"{PODS}/placed", noted(ALLOCATION, None), ""),
+]
+
+ABOUT_CLAIMS: list[Line] = [
+    ("a claim that says it was made", "tenant", "POST", CLAIMS, claim(MADE), MADE_BY),
+    ("a template that says so of its claims", "tenant", "POST", TEMPLATES, template(MADE), MADE_BY),
+    ("a claim of a reporter", "reporter", "POST", CLAIMS, claim(MADE), MADE_BY),
+    ("an ordinary claim", "tenant", "POST", CLAIMS, claim({"note": "a"}), ""),
+    ("an ordinary template", "tenant", "POST", TEMPLATES, template({"note": "a"}), ""),
+    ("the scheduler makes a claim", "shoal-scheduler", "POST", CLAIMS, claim(MADE), ""),
+    ("another scheduler makes one", "binder", "POST", CLAIMS, claim(MADE), ""),
 ]
 
 ABOUT_NAMESPACES: list[Line] = [
@@ -578,7 +622,7 @@ ABOUT_THE_COLLECTOR: list[Line] = [
     ),
 ]
 
-LINES = [*ABOUT_DECISIONS, *ABOUT_NAMESPACES, *ABOUT_CARDS, *ABOUT_THE_AGENT, *ABOUT_THE_COLLECTOR]
+LINES = [*ABOUT_DECISIONS, *ABOUT_CLAIMS, *ABOUT_NAMESPACES, *ABOUT_CARDS, *ABOUT_THE_AGENT, *ABOUT_THE_COLLECTOR]
 
 
 def in_namespace(told: Any, namespace: str) -> Any:

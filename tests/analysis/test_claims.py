@@ -35,8 +35,17 @@ from tests.scheduler.claims.world import CLASS, asks, slice_of
 GIB = 1024
 
 
-def cluster(gib: int, *, allocated: int = 0) -> ClusterSnapshot:
-    """One node of one card of 16 GiB, a template for claims of `gib`, and a claim that has so much already."""
+MADE = {
+    "annotations": {dra.ANNOTATION_EXTENDED_RESOURCE: "true"},
+    "ownerReferences": [{"kind": "Pod", "name": "p", "uid": "uid-p", "controller": True}],
+}
+
+
+def cluster(gib: int, *, allocated: int = 0, made: dict[str, Any] | None = None) -> ClusterSnapshot:
+    """One node of one card of 16 GiB, a template for claims of `gib`, and a claim that has so much already.
+
+    `made` is in the claim's metadata.
+    """
     small = Small({"n1": {"gpus": 1}})
     (node,) = small.snapshot.nodes
     (card,) = shoal.decode_gpus(node.metadata.annotations[shoal.ANNOTATION_GPUS])
@@ -55,7 +64,7 @@ def cluster(gib: int, *, allocated: int = 0) -> ClusterSnapshot:
             "consumedCapacity": {"memory": f"{allocated}Gi"},
         }
         claim: dict[str, Any] = {
-            "metadata": {"name": "taken", "namespace": "default", "uid": "c1"},
+            "metadata": {"name": "taken", "namespace": "default", "uid": "c1", **(made or {})},
             "spec": {"devices": {"requests": [asks(memory=f"{allocated}Gi")]}},
             "status": {"allocation": {"devices": {"results": [result]}}},
         }
@@ -280,12 +289,32 @@ def test_why_tells_what_a_change_of_mechanism_waits_for(tmp_path: Path) -> None:
         assert "wait for the last pods with devices of it to end" in told.unplaced.message
 
 
-def test_why_knows_names_by_claims() -> None:
+def test_why_knows_names_by_claims(tmp_path: Path) -> None:
     """Of which kubelet counts nothing; and the cards of a pod that has them so."""
     told = explain_pod(DryRun(serving(cluster(4), "claims")), by_name(), details=3)
     assert told.would_go is not None
+    small = Small({"n1": {"gpus": 1}})
+    small.snapshot = serving(cluster(4, allocated=14, made=MADE), "claims")
+    for snapshot in (small.snapshot, load(small.save(tmp_path / "snapshot.json")).snapshot):
+        told = explain_pod(DryRun(snapshot), by_name("n1"), details=3)
+        assert told.placed is not None
+        (card,) = told.placed.cards
+        assert (card.container, card.index, card.share) == ("taken/gpu", 0, "14336 MiB")
+        assert told.record == "its claims"
+
+
+def test_why_shows_no_claim_that_was_not_made_for_the_pod() -> None:
+    """Others than the scheduler can write the status that names it."""
     told = explain_pod(DryRun(serving(cluster(4, allocated=14), "claims")), by_name("n1"), details=3)
-    assert told.placed is not None
-    (card,) = told.placed.cards
-    assert (card.container, card.index, card.share) == ("taken/gpu", 0, "14336 MiB")
-    assert told.record == "its claims"
+    assert told.record != "its claims"
+    assert told.placed is None or not told.placed.cards
+
+
+def test_a_pod_is_shown_by_the_mechanism_of_its_node() -> None:
+    """Whatever its status says: as served through a claim where the node does that, else as waiting for devices."""
+    pod = msgspec.convert(msgspec.to_builtins(by_name("n1")), PartialPod)
+    for mechanism, asked in (("claims", 0), ("to-devices", 0), ("to-claims", 14 * GIB), ("devices", 14 * GIB)):
+        (node,) = serving(cluster(4), mechanism).nodes
+        partial = msgspec.convert(msgspec.to_builtins(node), PartialNode)
+        (use,) = UseReader().of([partial], [pod]).nodes
+        assert [one.asked_mib for one in use.pending] == [asked], mechanism

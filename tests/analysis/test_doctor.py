@@ -90,8 +90,8 @@ def policy(name: str, unit: str = "GiB") -> dict[str, Any]:
 
 POLICIES = (
     *(shoal.POLICY_PODS, shoal.POLICY_TEMPLATES, shoal.POLICY_CRON_JOBS),
-    *(*decisions.POLICIES_DECISIONS, *decisions.POLICIES_VISIBLE_DEVICES, decisions.POLICY_EXEMPTIONS),
-    decisions.POLICY_CLAIMS,
+    *(*decisions.POLICIES_DECISIONS, *decisions.POLICIES_VISIBLE_DEVICES),
+    *(decisions.POLICY_EXEMPTIONS, decisions.POLICY_CLAIMS, decisions.POLICY_MADE_CLAIMS),
     *decisions.POLICIES_FENCE,
 )
 

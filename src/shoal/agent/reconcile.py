@@ -202,10 +202,12 @@ class Reconciler:
     def _recall_mechanisms(self) -> None:
         alive = {one.pod_uid for one in self._checkpoint.records() if self._pods.alive(one.pod_uid)}
         self._in_use = self._checkpoint.in_use(alive)
+        given = {name for known in self._pods if known.given for name in known.holding.resources.values()}
         self._mechanisms.recall(
-            self._shown_mechanisms(), devices=self._by_devices_held(), claims=self._by_claims_held()
+            self._shown_mechanisms(), devices={*self._in_use, *given}, claims=set(self._names.held())
         )
         self._ready |= self._mechanisms.by_claims
+        self._pods.serve_by_claims(self._mechanisms.by_claims)
 
     def _look_at_mechanisms(self) -> None:
         """Change names over that nobody holds any more, and publish what is."""
@@ -215,6 +217,7 @@ class Reconciler:
         wanted = asked_for(self._node.labels) & self._possible()
         self._mechanisms.look(wanted, shown, devices=self._by_devices_held(), claims=self._by_claims_held())
         by_claims = self._mechanisms.by_claims
+        self._pods.serve_by_claims(by_claims)
         plugins = self._serving.plugins
         self._ready &= by_claims
         for name in by_claims - self._ready:
@@ -281,9 +284,7 @@ class Reconciler:
 
     def _by_claims_held(self) -> set[str]:
         """The names of which pods of the node have claims, or will have."""
-        made = (known.pod.status.extended_resource_claim_status for known in self._pods)
-        mapped = {one.resource_name for claim in made if claim is not None for one in claim.request_mappings}
-        return {*self._names.held(), *mapped}
+        return {*self._names.held(), *self._pods.claimed_names()}
 
     # Which resources
 

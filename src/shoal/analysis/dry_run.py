@@ -135,14 +135,12 @@ class DryRun:
 
     def held_by_claims(self, pod: Pod) -> Allocation | None:
         """The cards of a bound pod's claims; None when it has none."""
-        made = pod.status.extended_resource_claim_status
-        if made is not None:
-            found = self.state.claims.find(pod.metadata.namespace, made.resource_claim_name)
-            claims = [] if found is None else [found]
-        elif pod.spec.resource_claims:
+        if pod.spec.resource_claims:
             claims = self.claims.allocator.claims(self._with_claims(pod))
         else:
-            return None
+            made = pod.status.extended_resource_claim_status
+            found = None if made is None else self.state.claims.find(pod.metadata.namespace, made.resource_claim_name)
+            claims = [found] if found is not None and found.is_made_for(pod.metadata.uid) else []
         booked = [(claim.metadata.name, self.engine.ledger.booking(claim_key(claim.metadata.uid))) for claim in claims]
         parts = tuple(
             dataclasses.replace(part, name=f"{name}/{part.name}")
@@ -154,7 +152,7 @@ class DryRun:
 
     def _asked(self, pod: Pod) -> Request:
         if not pod.spec.resource_claims:
-            return self.state.asked(pod)
+            return self.state.request(pod)
         try:
             return self.claims.allocator.request(self._with_claims(pod))
         except NotReadyError as error:

@@ -43,7 +43,7 @@ from shoal.kube.objects.pod import Container, ContainerPort, Pod, PodSpec, PodSt
 from shoal.kube.objects.policy import PodDisruptionBudget
 from shoal.kube.objects.storage import PersistentVolume, PersistentVolumeClaim, StorageClass
 from shoal.kube.resources import key_of
-from shoal.model.contract import clusters, gpushare, groups, keti, kubernetes, mechanisms, shoal
+from shoal.model.contract import clusters, dra, gpushare, groups, keti, kubernetes, mechanisms, shoal
 from shoal.model.contract.decisions import DECISION_ANNOTATIONS
 from shoal.model.errors import shown
 from shoal.model.pod import ANNOTATIONS_READ
@@ -78,6 +78,8 @@ _VOLUMES: Final = frozenset(
 _NOTHING: frozenset[str] = frozenset()
 #: On a pod: the decision, whoever made it, and what it asks for.
 _POD = _ASKED | frozenset({*DECISION_ANNOTATIONS, clusters.ANNOTATION_DISPATCH})
+#: On a device claim: for which pod it was made.
+_CLAIM = frozenset({dra.ANNOTATION_EXTENDED_RESOURCE})
 _CONFIG = frozenset({gpushare.UNHEALTHY_KEY, *keti.encode_policy(keti.DEFAULT_POLICY)})
 
 
@@ -170,7 +172,7 @@ def _resource_claim(claim: ResourceClaim) -> ResourceClaim:
         devices = DeviceAllocation(results=allocation.devices.results)
         allocation = AllocationResult(devices=devices, node_selector=allocation.node_selector)
     return ResourceClaim(
-        metadata=_meta(claim.metadata, _NOTHING, owners=True),
+        metadata=_meta(claim.metadata, _CLAIM, owners=True),
         spec=_claim_spec(claim.spec),
         status=ResourceClaimStatus(allocation=allocation, reserved_for=claim.status.reserved_for),
     )

@@ -7,7 +7,7 @@ decided here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -144,23 +144,6 @@ class _Spec(Protocol):
     def overhead(self) -> Fields: ...
 
 
-class _Mapping(Protocol):
-    @property
-    def container_name(self) -> str: ...
-    @property
-    def resource_name(self) -> str: ...
-
-
-class _MadeClaim(Protocol):
-    @property
-    def request_mappings(self) -> Sequence[_Mapping]: ...
-
-
-class _Status(Protocol):
-    @property
-    def extended_resource_claim_status(self) -> _MadeClaim | None: ...
-
-
 class PodStruct(Protocol):
     """A decoded pod, such as `shoal.kube.objects.pod.Pod`."""
 
@@ -172,24 +155,20 @@ class PodStruct(Protocol):
     def spec(self) -> _Spec:
         """Its containers and what they ask for."""
 
-    @property
-    def status(self) -> _Status:
-        """The claim that was made of its resource names, if there is one."""
 
-
-def pod_parts(pod: PodStruct) -> PodParts:
+def pod_parts(pod: PodStruct, *, by_claims: Collection[str] = ()) -> PodParts:
     """The parts of a decoded pod.
 
-    A container of a bound pod that has its cards by a claim which the scheduler made asks for none by number.
+    `by_claims` are the resource names that the pod's node serves through claims: a container with such a name has a
+    device claim and no devices, so its extended resources are left out. The node decides this; the pod's status, which
+    others than the scheduler can write, does not.
     """
     meta, spec = pod.metadata, pod.spec
     containers = [_of_struct(one, ContainerKind.APP) for one in spec.containers]
     if spec.init_containers:
         containers = [_of_struct(one, _init_kind(one.restart_policy)) for one in spec.init_containers] + containers
-    made = pod.status.extended_resource_claim_status if spec.node_name else None
-    if made is not None:
-        by_claim = {one.container_name for one in made.request_mappings if one.resource_name in BY_NUMBER}
-        containers = [_without_numbers(one) if one.name in by_claim else one for one in containers]
+    if by_claims:
+        containers = [one if one.limits.keys().isdisjoint(by_claims) else _without_numbers(one) for one in containers]
     whole = spec.resources
     return PodParts(
         labels=meta.labels,

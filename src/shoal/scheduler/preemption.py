@@ -284,7 +284,7 @@ class Clearing:
         return any(
             state.pod(victim) is not None or state.engine.ledger.booking(victim) is not None
             for victim in cleared.victims
-        ) or any(state.claims.is_leaving(key, cleared.victims) for key in cleared.claims)
+        ) or any(state.claims.is_leaving(cleared.node, key, cleared.victims) for key in cleared.claims)
 
     def _plan(self, pod: Pod, candidates: BoolArray, cards_fit: CardsFit | None) -> PreemptionPlan | None:
         rows = np.flatnonzero(candidates)

@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,8 +25,10 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.store import Change, ChangeType
 from shoal.kubelet import cdi
 from shoal.kubelet.dra import ClaimRef, Prepared
-from shoal.model.contract import dra, gpushare, keti, nvidia, shoal
+from shoal.model.contract import dra, gpushare, keti, mechanisms, nvidia, shoal
 from shoal.model.gpu import Isolation
+from shoal.model.manifest import pod_parts
+from shoal.model.pod import gpus_of
 from shoal.model.request import Share
 from tests.agent.claiming import spec_for
 from tests.agent.scene import UNIT, Scene
@@ -108,7 +111,39 @@ class Desk(Scene):
         }
         self.pods.on_pod(Change(ChangeType.ADDED, None, msgspec.convert(manifest, Pod)))
 
-    def allocate(self, name: str, *results: tuple[str, int, str], pod: str = "p", uid: str = "") -> ClaimRef:
+    def make(self, pod: Pod, *results: tuple[str, int, str], clients: str = "0", **changes: Any) -> ClaimRef:
+        """A claim `c` was made of the names of a pod; `changes` of its metadata are what somebody forged."""
+        claim = self.allocate("c", *results, pod=pod.metadata.uid, clients=clients)
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": pod.metadata.uid, "controller": True}
+        made = {"annotations": {dra.ANNOTATION_EXTENDED_RESOURCE: "true"}, "ownerReferences": [owner]}
+        self.api.claims["c"]["metadata"] |= made | changes
+        asked = gpus_of(pod_parts(pod), unit=UNIT).containers
+        requests = [{"name": f"r{number}", "exactly": dra.exact_request(one)} for number, one in enumerate(asked)]
+        self.api.claims["c"]["spec"] = {"devices": {"requests": requests}}
+        return claim
+
+    def pod_by_names(self, *asked: dict[str, str], annotations: dict[str, str] | None = None, uid: str = "p") -> Pod:
+        """A pod that asks by resource names, which the node serves through claims, and has claim `c` by its status."""
+        mapped = [
+            {"containerName": f"c{number}", "resourceName": next(iter(one)), "requestName": f"r{number}"}
+            for number, one in enumerate(asked)
+        ]
+        containers = [
+            {"name": f"c{number}", "resources": {"limits": one, "requests": one}} for number, one in enumerate(asked)
+        ]
+        manifest = {
+            "metadata": {"name": uid, "namespace": "d", "uid": uid, "annotations": annotations or {}},
+            "spec": {"nodeName": "n", "containers": containers},
+            "status": {"extendedResourceClaimStatus": {"resourceClaimName": "c", "requestMappings": mapped}},
+        }
+        pod = msgspec.convert(manifest, Pod)
+        self.pods.serve_by_claims(frozenset(mechanisms.NAMES))
+        self.pods.on_pod(Change(ChangeType.ADDED, None, pod))
+        return pod
+
+    def allocate(
+        self, name: str, *results: tuple[str, int, str], pod: str = "p", uid: str = "", clients: str = "0"
+    ) -> ClaimRef:
         """A claim has shares of cards: request, card, memory."""
         given = [
             {
@@ -117,7 +152,7 @@ class Desk(Scene):
                 "pool": "n",
                 "device": dra.device_name(self.pods.node.gpus[card].uuid),
                 "shareID": f"{name}-{number}",
-                "consumedCapacity": {"memory": memory, "compute": "0"},
+                "consumedCapacity": {"memory": memory, "compute": "0", "clients": clients},
             }
             for number, (request, card, memory) in enumerate(results)
         ]
@@ -374,20 +409,8 @@ async def test_a_claim_made_of_names(desk: Desk, again: bool):
     """Its containers have the variables that they have by devices, also when a file was lost."""
     annotations = {keti.ANNOTATION_MEMORY_LIMIT: "2Gi", keti.ANNOTATION_MEMORY_REQUEST: "1Gi"}
     asked = [{gpushare.RESOURCE_MEMORY: "3"}, {gpushare.RESOURCE_MEMORY: "2"}, {keti.RESOURCE_MPS: "1"}]
-    mapped = [
-        {"containerName": f"c{number}", "resourceName": next(iter(one)), "requestName": f"r{number}"}
-        for number, one in enumerate(asked)
-    ]
-    containers = [
-        {"name": f"c{number}", "resources": {"limits": one, "requests": one}} for number, one in enumerate(asked)
-    ]
-    manifest = {
-        "metadata": {"name": "p", "namespace": "d", "uid": "p", "annotations": annotations},
-        "spec": {"nodeName": "n", "containers": containers},
-        "status": {"extendedResourceClaimStatus": {"resourceClaimName": "c", "requestMappings": mapped}},
-    }
-    desk.pods.on_pod(Change(ChangeType.ADDED, None, msgspec.convert(manifest, Pod)))
-    claim = desk.allocate("c", ("r0", 1, "3Gi"), ("r1", 2, "2Gi"), ("r2", 2, "1Gi"))
+    pod = desk.pod_by_names(*asked, annotations=annotations)
+    claim = desk.make(pod, ("r0", 1, "3Gi"), ("r1", 2, "2Gi"), ("r2", 2, "2Gi"))
     answer = await desk.prepare(claim)
     assert not answer.error
     assert desk.claims.names() == {gpushare.RESOURCE_MEMORY, keti.RESOURCE_MPS}
@@ -405,8 +428,62 @@ async def test_a_claim_made_of_names(desk: Desk, again: bool):
     assert seen[2][keti.ENV_VISIBLE_DEVICES] == desk.uuid(2)
     assert seen[2][keti.ENV_MEMORY_LIMIT] == "0=2048M"
     # Held once, by the claim, and by nobody by number.
-    assert desk.held() == {"uid-c": {desk.uuid(1): Share(3072), desk.uuid(2): Share(3072)}}
+    assert desk.held() == {"uid-c": {desk.uuid(1): Share(3072), desk.uuid(2): Share(4096)}}
     assert desk.pods.totals.held(gpushare.RESOURCE_MEMORY, desk.uuid(1)) == Share()
+
+
+LARGE = {keti.ANNOTATION_MEMORY_LIMIT: "14Gi"}
+ONE_CLIENT = {keti.RESOURCE_MPS: "1"}
+BY_HAND = {"annotations": {}, "ownerReferences": []}
+FOR_ANOTHER = {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "q", "uid": "q", "controller": True}]}
+SHARED = {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "p", "controller": False}]}
+
+
+@pytest.mark.parametrize("forged", [BY_HAND, {"annotations": {}}, FOR_ANOTHER, SHARED])
+async def test_a_status_that_names_a_claim_which_was_not_made_for_the_pod(desk: Desk, forged: dict[str, Any]):
+    pod = desk.pod_by_names(ONE_CLIENT, annotations=LARGE)
+    claim = desk.make(pod, ("r0", 1, "14Gi"), clients="1", **forged)
+    assert "which was not made for this pod" in (await desk.prepare(claim)).error
+    assert desk.held() == {}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"allocationMode": "ExactCount", "count": 1, "capacity": {"requests": {"memory": "1Mi", "clients": "1"}}},
+        {"allocationMode": "ExactCount", "count": 2, "capacity": {"requests": {"memory": "14Gi", "clients": "1"}}},
+        {"allocationMode": "All", "capacity": {"requests": {"memory": "14Gi", "clients": "1"}}},
+        {"allocationMode": "ExactCount", "count": 1},
+        None,
+    ],
+)
+async def test_a_claim_that_requests_something_else_than_its_pod(desk: Desk, request_: dict[str, Any] | None):
+    """Whoever made it: owner and annotation are as a scheduler writes them."""
+    pod = desk.pod_by_names(ONE_CLIENT, annotations=LARGE)
+    claim = desk.make(pod, ("r0", 1, "1Mi"), clients="1")
+    made = [] if request_ is None else [{"name": "r0", "exactly": request_}]
+    desk.api.claims["c"]["spec"] = {"devices": {"requests": made}}
+    assert "is not what container 'c0' of pod 'p' asks for" in (await desk.prepare(claim)).error
+    assert desk.held() == {}
+
+
+async def test_a_limit_is_never_above_what_is_allocated(desk: Desk):
+    """Also for a claim that is all that its pod asks for, and got less."""
+    pod = desk.pod_by_names(ONE_CLIENT, annotations=LARGE)
+    claim = desk.make(pod, ("r0", 1, "1Mi"), clients="1")
+    answer = await desk.prepare(claim)
+    assert not answer.error
+    seen = cdi.resolve(answer.devices[0].cdi_devices, cdi.load([desk.paths.own_cdi])).environment({})
+    assert seen[keti.ENV_MEMORY_LIMIT] == "0=1M"
+    assert {one.container.memory_limit_mib for one in desk.walls.prepared} == {1}
+
+
+async def test_names_that_the_node_serves_as_devices_and_a_claim_by_the_status(desk: Desk):
+    """The status of a pod does not make its devices a claim."""
+    pod = desk.pod_by_names({gpushare.RESOURCE_MEMORY: "2"})
+    desk.pods.serve_by_claims(frozenset())
+    claim = desk.make(pod, ("r0", 1, "2Gi"))
+    assert "asks for aliyun.com/gpu-mem and for a claim" in (await desk.prepare(claim)).error
 
 
 async def test_nobody_has_reserved_it(desk: Desk):

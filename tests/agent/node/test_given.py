@@ -14,7 +14,7 @@ from shoal.agent.node.cgroups import PodCgroups
 from shoal.agent.node.given import Given, GivenFiles
 from shoal.kube.objects.pod import Pod
 from shoal.kube.store import Change, ChangeType
-from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
+from shoal.model.allocation import Allocation, CardShare, ContainerAllocation, Held
 from shoal.model.contract import shoal
 from shoal.model.request import Share
 from tests.agent.scene import Scene
@@ -239,3 +239,58 @@ def test_pods_are_found_wherever_kubelet_puts_them(tmp_path: Path, place: str, v
 
 def test_without_cgroups_nothing_is_said_to_run(tmp_path: Path) -> None:
     assert not PodCgroups(tmp_path / "none").runs(UID)
+
+
+#: A status that says that a claim serves the container. Who may write the status of a pod can write it.
+MAPPED = {
+    "resourceClaimName": "none",
+    "requestMappings": [{"containerName": "main", "resourceName": "aliyun.com/gpu-mem", "requestName": "r"}],
+}
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["given", "not yet"])
+@pytest.mark.parametrize("how", ["a claim by the status", "an unreadable request"])
+def test_the_end_of_a_pod_is_reported_whatever_the_pod_says(scene: Scene, given: bool, how: str) -> None:
+    """A scheduler that has a ledger entry for the pod waits for the report."""
+    scene.put("a", card=0)
+    if given:
+        give(scene, "a")
+    known = scene.pods.get("a")
+    assert known is not None
+    meta = msgspec.to_builtins(known.pod)["metadata"]
+    changes = (
+        {"status": {"phase": "Running", "extendedResourceClaimStatus": MAPPED}}
+        if how == "a claim by the status"
+        else {"metadata": {**meta, "labels": {"aliyun.com/gpu-count": "many"}}}
+    )
+    rewrite(scene, "a", meta.get("annotations", {}), **changes)
+    known = scene.pods.get("a")
+    assert known is not None
+    scene.pods.on_pod(Change(ChangeType.DELETED, known.pod, None, "41"))
+    assert scene.pods.held() == Held({}, 41)
+
+
+def test_a_claim_by_the_status_hides_no_devices(tmp_path: Path) -> None:
+    """Neither before nor after a restart, nor is the name then served through claims."""
+    before = Scene(tmp_path, "2xA30")
+    before.put("a", card=0)
+    give(before, "a")
+    after = Scene(tmp_path, "2xA30")
+    after.put("a", card=0, status={"phase": "Running", "extendedResourceClaimStatus": MAPPED})
+    for scene in (before, after):
+        rewrite(scene, "a", {}, status={"phase": "Running", "extendedResourceClaimStatus": MAPPED})
+        scene.pods.recall()
+        assert cards(scene, "a") == [0]
+        assert scene.pods.totals.held("aliyun.com/gpu-mem", scene.pods.node.gpus[0].uuid).memory_mib == 2048
+        assert scene.pods.claimed_names() == set()
+
+
+def test_names_served_through_claims_hold_no_devices(scene: Scene) -> None:
+    scene.put("a", card=0)
+    scene.put("b", card=1)
+    give(scene, "b")
+    scene.pods.serve_by_claims(frozenset({"aliyun.com/gpu-mem"}))
+    assert (cards(scene, "a"), cards(scene, "b")) == ([], [1]), "what was given stays"
+    assert scene.pods.claimed_names() == {"aliyun.com/gpu-mem"}
+    scene.pods.serve_by_claims(frozenset())
+    assert (cards(scene, "a"), cards(scene, "b")) == ([0], [1])

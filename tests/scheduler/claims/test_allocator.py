@@ -18,6 +18,7 @@ from shoal.model.errors import RequestError
 from shoal.model.gpu import Gpu
 from shoal.model.request import Share
 from shoal.scheduler.claims.errors import OwnClaimError
+from shoal.scheduler.state.claim_bookings import claim_key
 from tests.scheduler.claims.world import World, asks, cards_of
 from tests.testbed.fake_nodes import CARD_MIB, node
 
@@ -237,10 +238,68 @@ def test_a_claim_that_its_node_still_holds_stays_booked() -> None:
     assert made.used() == {}
 
 
-def _tell(made: World, held: Held) -> None:
-    manifest = node("n1", cards("n1", [24]))
+def test_a_node_says_nothing_about_claims_of_another() -> None:
+    """In whatever order the allocation and the lie come, and after the lie has ended."""
+    for order in (("claim", "lie"), ("lie", "claim")):
+        made = world(24)
+        made.add_node("n2", cards("n2", [24]))
+        claim = made.claim(asks(memory="20Gi"))
+        result = {"request": "gpu", "driver": dra.DRIVER, "pool": "n1", "device": dra.device_name("GPU-n1-0")}
+        result |= {"shareID": "s", "consumedCapacity": {"memory": "20Gi"}}
+        lies = (Share(1), 0, "GPU-n2-0"), (Share(exclusive=True), 0, "GPU-n2-0"), (Share(1), 0, "GPU-n1-0")
+        for share, index, uuid in lies:
+            lie = Held({}, 1, {claim.metadata.uid: (CardShare(uuid, index, share),)})
+            for step in order:
+                if step == "claim":
+                    made.show(claim, {"allocation": {"devices": {"results": [result]}}})
+                else:
+                    _tell(made, lie, "n2")
+            books = made.state.engine.ledger.node("n1")
+            assert books is not None
+            assert books.cards["GPU-n1-0"].memory_mib == 20 * GIB
+            _tell(made, Held({}, 2), "n2")
+            assert made.used() == {"GPU-n1-0": (20 * GIB, 0, False)}
+            made.show(claim, None)
+            assert made.used() == {}
+
+
+def test_what_a_node_still_holds_of_a_claim_counts_beside_its_new_allocation() -> None:
+    made = world(24)
+    made.add_node("n2", cards("n2", [24]))
+    plan = made.ask(asks(memory="20Gi"))
+    assert plan is not None
+    claim = plan.decisions[0].claim
+    _tell(made, Held({}, 1, {claim.metadata.uid: (CardShare("GPU-n1-0", 0, Share(20 * GIB)),)}))
+    assert made.used() == {"GPU-n1-0": (20 * GIB, 0, False)}, "counted once"
+    for pool, memory in (("n2", "20Gi"), ("n1", "1Gi")):
+        result = {"request": "gpu", "driver": dra.DRIVER, "pool": pool, "device": dra.device_name(f"GPU-{pool}-0")}
+        result |= {"shareID": "s", "consumedCapacity": {"memory": memory}}
+        made.show(claim, {"allocation": {"devices": {"results": [result]}}})
+        assert made.used()["GPU-n1-0"][0] >= 20 * GIB
+    _tell(made, Held({}, 2))
+    assert made.used() == {"GPU-n1-0": (GIB, 0, False)}
+
+
+def test_a_claim_is_not_freed_by_pods_of_other_namespaces() -> None:
+    """Who may write a claim's status can list anybody's pods: they would be evicted in vain."""
+    made = world(24)
+    plan = made.ask(asks(memory="20Gi"))
+    assert plan is not None
+    claim = plan.decisions[0].claim
+    there = made.pod(metadata={"namespace": "other"}, nodeName="n1")
+    own = made.pod(nodeName="n1")
+    for pod, freed in ((there, frozenset()), (own, frozenset({claim_key(claim.metadata.uid)}))):
+        made.state.on_pod(Change(ChangeType.ADDED, None, pod))
+        uid = pod.metadata.uid
+        status = {**made.claims_status(plan), "reservedFor": [{"resource": "pods", "name": "p", "uid": uid}]}
+        made.show(claim, status)
+        assert made.state.claims.freed_by("n1", {uid}) == freed
+
+
+def _tell(made: World, held: Held, name: str = "n1") -> None:
+    manifest = node(name, cards(name, [24]))
     manifest["metadata"]["annotations"][shoal.ANNOTATION_HELD] = shoal.encode_held(held)
-    old = made.state.node("n1")
+    old = made.state.node(name)
     made.state.on_node(Change(ChangeType.MODIFIED, old, msgspec.convert(manifest, Node)))
 
 

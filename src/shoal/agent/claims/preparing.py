@@ -212,7 +212,7 @@ class PreparedClaims:
             _check_by_number(known, claim.name)
         beside = {name for namespace, name in ours if namespace == claim.namespace}
         views = views_of(requests_of(results), claim.name, (known.pod for known in pods), ours=beside)
-        names = names_of(claim.name, (known.pod for known in pods), self._unit)
+        names = names_of(present, (known.pod for known in pods), self._unit)
         return ClaimRecord(claim, node.name, results, views, names)
 
     async def _pods_of(self, present: ResourceClaim, until: float) -> list[NodePod]:

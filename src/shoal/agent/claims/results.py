@@ -15,7 +15,7 @@ import msgspec
 from shoal.agent.claims.devices import NodeDevices
 from shoal.agent.errors import RefusedError
 from shoal.kube.claim_excess import excess
-from shoal.kube.objects.claims import AllocatedDevice, ResourceClaim
+from shoal.kube.objects.claims import AllocatedDevice, ExactDeviceRequest, ResourceClaim
 from shoal.kube.objects.pod import Container, Pod
 from shoal.model.allocation import CardShare
 from shoal.model.contract import dra, mechanisms
@@ -23,7 +23,7 @@ from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, RequestError, shown
 from shoal.model.manifest import pod_parts
 from shoal.model.pod import gpus_of
-from shoal.model.request import NO_SHARE, ContainerKind, Share
+from shoal.model.request import NO_SHARE, ContainerKind, ContainerRequest, Share
 
 #: In the place of a request's name, which it cannot be: all of them.
 ALL: Final = "*"
@@ -155,28 +155,50 @@ def views_of(
     return {one: found.get(one, (one,)) for one in requests}
 
 
-def names_of(name: str, pods: Iterable[Pod], unit: MemoryUnit) -> dict[str, NamedRequest]:
-    """By request of the claim `name`, what asked for it by number; none if pods ask for the claim itself."""
+def names_of(claim: ResourceClaim, pods: Iterable[Pod], unit: MemoryUnit) -> dict[str, NamedRequest]:
+    """By request of the claim, the resource name of which it was made; none if pods ask for the claim itself.
+
+    A pod's status can be written by others than the scheduler. RefusedError if it maps resource names to a claim that
+    was not made for this pod, or that requests something else than the pod.
+    """
     found: dict[str, NamedRequest] = {}
     for pod in pods:
-        made = pod.status.extended_resource_claim_status
-        if made is None or made.resource_claim_name != name:
+        made, where = pod.status.extended_resource_claim_status, f"pod {shown(pod.metadata.name)}"
+        if made is None or made.resource_claim_name != claim.metadata.name:
             continue
+        if not claim.is_made_for(pod.metadata.uid):
+            raise RefusedError(
+                f"the status of {where} maps resource names to claim {shown(claim.metadata.name)}, which was not made "
+                "for this pod: delete the pod"
+            )
         try:
-            asked = gpus_of(pod_parts(_unbound(pod)), unit=unit)
+            asked = gpus_of(pod_parts(pod), unit=unit)
         except RequestError as error:
-            raise RefusedError(f"pod {shown(pod.metadata.name)}: {error}") from error
+            raise RefusedError(f"{where}: {error}") from error
         containers = {one.name: one for one in asked.containers}
         for mapping in made.request_mappings:
             one = containers.get(mapping.container_name)
-            if one is not None and mapping.resource_name in mechanisms.NAMES:
-                found[mapping.request_name] = NamedRequest(mapping.resource_name, one.kind, one.memory_limit_mib)
+            if one is None or mapping.resource_name not in mechanisms.NAMES:
+                continue
+            request = shown(mapping.request_name)
+            if not _requests(claim, mapping.request_name, one):
+                raise RefusedError(
+                    f"request {request} of claim {shown(claim.metadata.name)} is not what container "
+                    f"{shown(one.name)} of {where} asks for: delete the pod"
+                )
+            found[mapping.request_name] = NamedRequest(mapping.resource_name, one.kind, one.memory_limit_mib)
     return found
 
 
-def _unbound(pod: Pod) -> Pod:
-    """The pod before it had its node: it asks for all of its cards by number."""
-    return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_name=""))
+def _requests(claim: ResourceClaim, name: str, asked: ContainerRequest) -> bool:
+    """Whether a request of a claim is for as many GPUs, and as much of each, as a container asks for."""
+    made = next((one.exactly for one in claim.spec.devices.requests if one.name == name), None)
+    wanted = msgspec.convert(dra.exact_request(asked), ExactDeviceRequest)
+    return made is not None and (made.allocation_mode, made.count, made.capacity) == (
+        wanted.allocation_mode,
+        wanted.count,
+        wanted.capacity,
+    )
 
 
 def used_requests(pod: Pod, container: Container) -> dict[str, list[str]]:

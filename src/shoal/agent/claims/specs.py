@@ -181,11 +181,17 @@ def _names_environment(record: ClaimRecord, request: str, context: NodeContext) 
 
 
 def _entry(record: ClaimRecord, request: str, cards: tuple[CardShare, ...]) -> ContainerAllocation:
-    """A request as a container's allocation, with what its container asked for by number."""
+    """A request as a container's allocation, with what its container asked for by number.
+
+    The limit comes from the pod, the amounts from the claim's allocation: a limit is never above them.
+    """
     named = record.names.get(request)
     if named is None:
         return ContainerAllocation(request, cards)
-    return ContainerAllocation(request, cards, named.kind, named.memory_limit_mib)
+    limit = named.memory_limit_mib
+    if limit is not None:
+        limit = min((limit, *(card.share.memory_mib for card in cards if card.share.memory_mib)))
+    return ContainerAllocation(request, cards, named.kind, limit)
 
 
 def _seen(record: ClaimRecord, request: str) -> list[ClaimResult]:

@@ -25,6 +25,7 @@ from shoal.model.pod import gpus_of
 from shoal.model.request import NO_SHARE, ContainerRequest, Request, Share
 
 RESOURCES: Final = (gpushare.RESOURCE_MEMORY, keti.RESOURCE_MPS, nvidia.RESOURCE_GPU, nvidia.RESOURCE_GPU_SHARED)
+_NAMES: Final = frozenset((*RESOURCES, gpushare.RESOURCE_COMPUTE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,14 @@ def holding_of(
     unit: MemoryUnit,
     slicing: Slicing | None = None,
     decided: Allocation | None = None,
+    by_claims: Collection[str] = (),
 ) -> PodHolding:
     """What a pod on the node holds: by its annotations, or by an allocation that was `decided` before.
 
     `slicing` is how cards are cut now. Replicas of another cut that no container was given yet are chosen again.
+    `by_claims` are the resource names that the node serves through claims: of these a pod holds no devices.
     """
-    parts = pod_parts(pod)
+    parts = pod_parts(pod, by_claims=by_claims)
     try:
         request = gpus_of(parts, unit=unit)
         asked = {one.name: found for one in parts.containers if (found := _asked(one)) is not None}
@@ -114,6 +117,16 @@ def holding_of(
         problem=problem,
         sliced=frozenset(names),
         cut=cut if names else None,
+    )
+
+
+def names_gpus(pod: PodStruct) -> bool:
+    """Whether a container names a resource of GPUs in its spec, readable or not. That does not change with the pod."""
+    containers = (*pod.spec.init_containers, *pod.spec.containers)
+    return any(
+        not _NAMES.isdisjoint(amounts)
+        for one in containers
+        for amounts in (one.resources.limits, one.resources.requests)
     )
 
 

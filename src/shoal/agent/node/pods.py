@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from shoal.agent.errors import IdentityError, RefusedError
 from shoal.agent.node.claims import HeldClaims
 from shoal.agent.node.given import Given, GivenFiles
-from shoal.agent.node.holdings import HeldTotals, PodHolding, given_holding, holding_of, used
+from shoal.agent.node.holdings import HeldTotals, PodHolding, given_holding, holding_of, names_gpus, used
 from shoal.agent.nvidia.replicas import Slicing
 from shoal.kube.client import Client
 from shoal.kube.objects.meta import ObjectMeta
@@ -105,6 +105,8 @@ class NodePods:
         self.node = node
         #: How cards are cut into replicas now.
         self.slicing: Slicing | None = None
+        #: The resource names that the node serves through claims.
+        self._by_claims: frozenset[str] = frozenset()
         self._unit = unit
         self._files = files
         self._runs = runs
@@ -234,6 +236,24 @@ class NodePods:
         self._news.everything = True
         self._changed()
 
+    def serve_by_claims(self, names: frozenset[str]) -> None:
+        """The node serves these resource names through claims from now on, and no others."""
+        if names == self._by_claims:
+            return
+        self._by_claims = names
+        for known in list(self._known.values()):
+            self._take(known.pod)
+        self._changed()
+
+    def claimed_names(self) -> set[str]:
+        """The names served through claims for which pods ask that are not over."""
+        return {
+            name
+            for known in self
+            for one in (*known.pod.spec.init_containers, *known.pod.spec.containers)
+            for name in self._by_claims.intersection(one.resources.limits)
+        }
+
     # What was given
 
     def give(self, known: NodePod) -> None:
@@ -321,9 +341,11 @@ class NodePods:
     def _let_go(self, uid: str) -> None:
         end = self._ending[uid]
         known = self._known[uid]
+        given = uid in self._given
         self._unset_given(uid)
         self._first.pop(uid, None)
-        if known.holding.resources or known.holding.request.containers:
+        # A scheduler with a ledger entry for the pod waits for this. Neither annotations nor status can keep it away.
+        if given or names_gpus(known.pod):
             self._look_at(str(end.version))
         self._put(uid, None if end.gone else replace(known, given=False, over=True))
 
@@ -410,6 +432,7 @@ class NodePods:
             unit=self._unit,
             slicing=self.slicing,
             decided=None if first is None else on_cards(first, self.node),
+            by_claims=self._by_claims,
         )
         if uid in self._assumed:
             holding = replace(holding, allocation=self._assumed[uid], problem="")
@@ -465,10 +488,7 @@ def _same(before: Pod, pod: Pod) -> bool:
     """Whether two versions of a pod must hold the same."""
     metas = (before.metadata, pod.metadata)
     return (
-        before.spec == pod.spec
-        and metas[0].annotations == metas[1].annotations
-        and metas[0].labels == metas[1].labels
-        and before.status.extended_resource_claim_status == pod.status.extended_resource_claim_status
+        before.spec == pod.spec and metas[0].annotations == metas[1].annotations and metas[0].labels == metas[1].labels
     )
 
 

@@ -94,6 +94,7 @@ _GUARDS: Final = (
     decisions.POLICY_CLAIMS,
     *decisions.POLICIES_VISIBLE_DEVICES,
     decisions.POLICY_EXEMPTIONS,
+    decisions.POLICY_MADE_CLAIMS,
 )
 _ALL: Final = (*_REQUESTS, *_GUARDS, *decisions.POLICIES_FENCE)
 _INSTALL: Final = "kubectl apply -k deploy/admission"

@@ -123,7 +123,7 @@ def _mechanism(installation: Installation, node: Node, name: str, one: Mechanism
     holders = [
         f"{pod.metadata.namespace}/{pod.metadata.name}"
         for pod in installation.pods
-        if pod.spec.node_name == where and by == _has_by(pod, name)
+        if pod.spec.node_name == where and _has(pod, name)
     ]
     undo = f"kubectl label node {where} {label}{'-' if one is Mechanism.TO_CLAIMS else '=true'}"
     if holders:
@@ -136,15 +136,11 @@ def _mechanism(installation: Installation, node: Node, name: str, one: Mechanism
         yield note("claims", f"{where} changes {name} to {to}: nobody holds it, a matter of seconds")
 
 
-def _has_by(pod: Pod, name: str) -> str:
-    """By what a pod that is not over has a name; empty if it has none of it."""
+def _has(pod: Pod, name: str) -> bool:
+    """Whether a pod that is not over has a name, by the one mechanism that its node has for it."""
     if pod.status.phase in kubernetes.FINISHED_PHASES:
-        return ""
-    made = pod.status.extended_resource_claim_status
-    if made is not None and any(one.resource_name == name for one in made.request_mappings):
-        return "claims"
-    containers = (*pod.spec.init_containers, *pod.spec.containers)
-    return "devices" if any(name in one.resources.limits for one in containers) else ""
+        return False
+    return any(name in one.resources.limits for one in (*pod.spec.init_containers, *pod.spec.containers))
 
 
 def unit_of(installation: Installation) -> MemoryUnit | None:

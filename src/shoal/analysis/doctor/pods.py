@@ -14,11 +14,11 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import manifest_of
 from shoal.model.allocation import CardShare
 from shoal.model.bound import allocation_of
-from shoal.model.contract import kubernetes, shoal
+from shoal.model.contract import kubernetes, mechanisms, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.gpu import NodeGpus
-from shoal.model.manifest import pod_parts
+from shoal.model.manifest import PodParts, pod_parts
 from shoal.model.node import held_written, node_gpus
 from shoal.model.pod import request_of
 from shoal.model.request import Request, Share
@@ -39,7 +39,7 @@ def unheard(installation: Installation) -> Iterator[Finding]:
         ):
             continue
         born = moment(pod.metadata.creation_timestamp)
-        if born is not None and (installation.now - born).total_seconds() > _SILENCE_SECONDS and _asks(pod):
+        if born is not None and (installation.now - born).total_seconds() > _SILENCE_SECONDS and _asks(pod_parts(pod)):
             silent.setdefault(pod.spec.scheduler_name, []).append(_name(pod))
     for scheduler, names in silent.items():
         yield failed(
@@ -61,9 +61,13 @@ def allocations(installation: Installation) -> Iterator[Finding]:
     held: dict[tuple[str, str], Share] = {}
     placed, without, broken = 0, [], []
     told = {node.metadata.name: _held(node) for node in installation.nodes}
+    by_claims = {node.metadata.name: mechanisms.by_claims(node.metadata.annotations) for node in installation.nodes}
     for pod in installation.pods:
         inventory = inventories.get(pod.spec.node_name)
-        if inventory is None or pod.status.phase in kubernetes.FINISHED_PHASES or not _asks(pod):
+        if inventory is None or pod.status.phase in kubernetes.FINISHED_PHASES:
+            continue
+        parts = pod_parts(pod, by_claims=by_claims[inventory.name])
+        if not _asks(parts):
             continue
         given = told[inventory.name].get(pod.metadata.uid)
         if given is not None:
@@ -73,7 +77,7 @@ def allocations(installation: Installation) -> Iterator[Finding]:
                 held[key] = held.get(key, Share()) + card.share
             continue
         try:
-            allocation = allocation_of(pod_parts(pod), node=inventory, unit=unit)
+            allocation = allocation_of(parts, node=inventory, unit=unit)
         except CodecError as error:
             broken.append(f"{_name(pod)} ({error})")
             continue
@@ -90,7 +94,9 @@ def allocations(installation: Installation) -> Iterator[Finding]:
             f"{some(without)}: on a node, and nobody wrote which card",
             "wire kube-scheduler to the extender (shoal config kube-scheduler), or let the agent choose",
         )
-    claims = [_name(pod) for pod in installation.pods if not _asks(pod) and claims_for_nothing(pod, Request())]
+    claims = [
+        _name(pod) for pod in installation.pods if not _asks(pod_parts(pod)) and claims_for_nothing(pod, Request())
+    ]
     if claims:
         yield warning(
             "pods",
@@ -113,10 +119,10 @@ def _over(node: NodeGpus, uuid: str, share: Share) -> str:
     return f"GPU{card.index} of {node.name} ({share.memory_mib} of {card.memory_mib} MiB)"
 
 
-def _asks(pod: Pod) -> bool:
+def _asks(pod: PodParts) -> bool:
     """Whether the pod wants cards; one that cannot be read is told by its scheduler."""
     try:
-        return bool(request_of(pod_parts(pod), unit=MemoryUnit.GIB).containers)
+        return bool(request_of(pod, unit=MemoryUnit.GIB).containers)
     except RequestError:
         return False
 

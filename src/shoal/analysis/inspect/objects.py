@@ -9,7 +9,7 @@ import msgspec
 from shoal.kube.objects.claims import ConsumerReference
 from shoal.kube.objects.meta import Base, Object
 from shoal.kube.objects.node import NodeAddress
-from shoal.kube.objects.pod import PodExtendedResourceClaimStatus, Quantities, Resources
+from shoal.kube.objects.pod import Quantities, Resources
 from shoal.kube.resources import Resource
 
 
@@ -45,7 +45,6 @@ class PartialPodStatus(Base, frozen=True, kw_only=True):
 
     phase: str = ""
     conditions: tuple[PartialCondition, ...] = ()
-    extended_resource_claim_status: PodExtendedResourceClaimStatus | None = None
 
 
 class PartialPod(Object, frozen=True, kw_only=True):

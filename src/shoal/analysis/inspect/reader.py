@@ -33,7 +33,7 @@ from shoal.kube.objects.meta import ObjectMeta
 from shoal.kube.resources import manifest_of
 from shoal.model.allocation import Allocation, CardShare
 from shoal.model.bound import allocation_of
-from shoal.model.contract import clusters, gpushare, keti, kubernetes, nvidia, shoal
+from shoal.model.contract import clusters, gpushare, keti, kubernetes, mechanisms, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import CodecError, ModelError
 from shoal.model.gpu import Gpu, NodeGpus
@@ -62,6 +62,11 @@ class _ReadNode:
     held: Mapping[str, tuple[CardShare, ...]] = field(default_factory=dict)
     #: And claims of devices, by theirs.
     claims: Mapping[str, tuple[CardShare, ...]] = field(default_factory=dict)
+
+    @property
+    def by_claims(self) -> frozenset[str]:
+        """The resource names that the node serves through claims."""
+        return mechanisms.by_claims(self.object.metadata.annotations)
 
 
 #: A pod and what it was read with; it is read again when one of these has changed.
@@ -173,7 +178,8 @@ class UseReader:
             own = self._unit or (node.unit if node is not None else None) or unit
             known = self._pods.get(pod.metadata.uid)
             if known is None or known[0] is not pod or known[1] is not gpus or known[2] is not own or known[3] != given:
-                known = (pod, gpus, own, given, _read_pod(pod, gpus, given, own))
+                parts = pod_parts(pod, by_claims=node.by_claims if node is not None else ())
+                known = (pod, gpus, own, given, _read_pod(pod, parts, gpus, given, own))
             found[pod.metadata.uid] = known
         return found
 
@@ -274,9 +280,10 @@ def _manifest(node: PartialNode, *, inventory: bool) -> dict[str, object]:
     return manifest
 
 
-def _read_pod(pod: PartialPod, node: NodeGpus | None, given: tuple[CardShare, ...] | None, unit: MemoryUnit) -> PodUse:
+def _read_pod(
+    pod: PartialPod, manifest: PodParts, node: NodeGpus | None, given: tuple[CardShare, ...] | None, unit: MemoryUnit
+) -> PodUse:
     """What a pod has: the cards that its node's agent says it was `given`, else those of its annotation."""
-    manifest = pod_parts(pod)
     allocation, why = _placed(manifest, node, unit)
     held = allocation.held() if allocation is not None else {}
     if given is not None and held != (by_node := {card.uuid: card.share for card in given}):

@@ -11,6 +11,7 @@ import msgspec
 
 from shoal.kube.objects.meta import Base, Object, ObjectMeta
 from shoal.kube.objects.pod import Quantities
+from shoal.model.contract import dra
 
 Quantity = str | int | float
 
@@ -155,6 +156,12 @@ class ResourceClaim(Object, frozen=True, kw_only=True):
 
     spec: ResourceClaimSpec = ResourceClaimSpec()
     status: ResourceClaimStatus = ResourceClaimStatus()
+
+    def is_made_for(self, pod_uid: str) -> bool:
+        """Whether the claim says that a scheduler made it of the extended resources of the pod with this UID."""
+        meta = self.metadata
+        own = any(owner.uid == pod_uid and owner.controller for owner in meta.owner_references)
+        return own and meta.annotations.get(dra.ANNOTATION_EXTENDED_RESOURCE) == "true"
 
 
 class ResourceClaimTemplateSpec(Base, frozen=True, kw_only=True):

@@ -67,6 +67,8 @@ ROLE_CLAIMS: Final = "shoal-claims-allocator"
 POLICY_VISIBLE_DEVICES: Final = "shoal-visible-devices"
 POLICIES_VISIBLE_DEVICES: Final = tuple(f"{POLICY_VISIBLE_DEVICES}{kind}" for kind in ("", "-templates", "-cronjobs"))
 POLICY_EXEMPTIONS: Final = "shoal-exemptions"
+#: Keeps tenants from saying that a scheduler made a claim.
+POLICY_MADE_CLAIMS: Final = "shoal-made-claims"
 #: What keeps an agent to its own node.
 POLICIES_FENCE: Final = tuple(f"shoal-agent-own-node{kind}" for kind in ("", "-pods", "-events"))
 

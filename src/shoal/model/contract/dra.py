@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from shoal.model import quantity
 from shoal.model.contract.keti import CLIENTS_MAX
 from shoal.model.errors import CodecError, QuantityError, shown
-from shoal.model.request import FULL_COMPUTE, Share
+from shoal.model.request import FULL_COMPUTE, ContainerRequest, Share
 
 DRIVER: Final = "gpu.shoal.dev"
 #: The class of all devices of the driver, shipped with Shoal.
@@ -64,6 +64,7 @@ ANNOTATION_POD_CLAIM: Final = "resource.kubernetes.io/pod-claim-name"
 ANNOTATION_EXTENDED_RESOURCE: Final = "resource.kubernetes.io/extended-resource-claim"
 EFFECT_NO_SCHEDULE: Final = "NoSchedule"
 EFFECT_NO_EXECUTE: Final = "NoExecute"
+EXACT_COUNT: Final = "ExactCount"
 #: Separates a request of `firstAvailable` from the alternative that was taken.
 REQUEST_SEPARATOR: Final = "/"
 
@@ -101,6 +102,21 @@ def slice_name(node: str, number: int) -> str:
 def base_request(request: str) -> str:
     """The request of a claim that a result is for: of `gpu/small`, an alternative of `gpu`, that is `gpu`."""
     return request.partition(REQUEST_SEPARATOR)[0]
+
+
+def exact_request(asked: ContainerRequest) -> dict[str, Any]:
+    """What a claim requests (`exactly`) for a container that asks for GPUs by a resource name."""
+    found: dict[str, Any] = {"deviceClassName": DEVICE_CLASS, "allocationMode": EXACT_COUNT, "count": asked.gpus}
+    return found if asked.share.exclusive else {**found, "capacity": {"requests": _amounts(asked.share)}}
+
+
+def _amounts(share: Share) -> dict[str, str]:
+    amounts = {CAPACITY_MEMORY: quantity.canonical(share.memory_mib * quantity.MEBIBYTE, binary=True)}
+    if share.compute:
+        amounts[CAPACITY_COMPUTE] = str(share.compute)
+    if share.clients:
+        amounts[CAPACITY_CLIENTS] = str(share.clients)
+    return amounts
 
 
 def allocated_share(consumed: Mapping[str, object], *, share_id: str | None, memory_mib: int) -> Share:

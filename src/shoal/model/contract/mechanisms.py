@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from shoal.model.contract import gpushare, keti, nvidia, text
+from shoal.model.errors import CodecError
 
 #: On a node: `claims.shoal.dev/<name>=true`, with `_` for the `/` of the name. One label a name: a label's value can
 #: be no list.
@@ -64,6 +65,18 @@ def decode(annotations: Mapping[str, object]) -> dict[str, Mechanism]:
         return {}
     found = text.from_json(value, _DECODER, what=ANNOTATION_MECHANISMS, limit=_MAX_LENGTH)
     return {name: one for name, one in found.items() if one is not Mechanism.DEVICES}
+
+
+def by_claims(annotations: Mapping[str, object]) -> frozenset[str]:
+    """The names of which a node's pods have claims and no devices, by the node's annotations.
+
+    Of an annotation that cannot be read, none: devices are counted then.
+    """
+    try:
+        served = decode(annotations)
+    except CodecError:
+        return frozenset()
+    return frozenset(name for name, one in served.items() if one in (Mechanism.CLAIMS, Mechanism.TO_DEVICES))
 
 
 def shared(mechanisms: Mapping[str, Mechanism], names: Iterable[str]) -> Mechanism | None:

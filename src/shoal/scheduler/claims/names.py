@@ -12,15 +12,13 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from shoal.kube.objects.claims import ResourceClaim
 from shoal.kube.objects.pod import Container, Pod
 from shoal.kube.resources import PODS, RESOURCE_CLAIMS, RawObject
-from shoal.model import quantity
 from shoal.model.allocation import Allocation
 from shoal.model.contract import dra, mechanisms
 from shoal.model.contract.mechanisms import Mechanism
 from shoal.model.errors import CodecError, QuantityError, shown
-from shoal.model.request import ContainerRequest, Request
+from shoal.model.request import Request
 from shoal.scheduler.claims.acceptance import Fit, written
 from shoal.scheduler.claims.capacity import consumed
 from shoal.scheduler.claims.devices import PublishedDevice
@@ -55,13 +53,6 @@ def claim_name(pod: Pod) -> str:
     return f"{pod.metadata.name[: _MAX_NAME - len(_INFIX) - len(digest)].rstrip('-.')}{_INFIX}{digest}"
 
 
-def is_made_for(pod: Pod, claim: ResourceClaim) -> bool:
-    """Whether a claim was made of this pod's names."""
-    meta = claim.metadata
-    own = any(owner.uid == pod.metadata.uid and owner.controller for owner in meta.owner_references)
-    return own and meta.annotations.get(dra.ANNOTATION_EXTENDED_RESOURCE) == "true"
-
-
 def claim_of(pod: Pod, request: Request) -> RawObject:
     """The claim that is made for a pod with this request."""
     meta = pod.metadata
@@ -79,25 +70,12 @@ def claim_of(pod: Pod, request: Request) -> RawObject:
         "spec": {
             "devices": {
                 "requests": [
-                    {"name": _request_name(pod, one.name)[0], "exactly": _exactly(one)} for one in request.containers
+                    {"name": _request_name(pod, one.name)[0], "exactly": dra.exact_request(one)}
+                    for one in request.containers
                 ]
             }
         },
     }
-
-
-def _exactly(asked: ContainerRequest) -> dict[str, Any]:
-    found = {"deviceClassName": dra.DEVICE_CLASS, "allocationMode": "ExactCount", "count": asked.gpus}
-    return found if asked.share.exclusive else {**found, "capacity": {"requests": _amounts(asked)}}
-
-
-def _amounts(asked: ContainerRequest) -> dict[str, str]:
-    amounts = {dra.CAPACITY_MEMORY: quantity.canonical(asked.share.memory_mib * quantity.MEBIBYTE, binary=True)}
-    if asked.share.compute:
-        amounts[dra.CAPACITY_COMPUTE] = str(asked.share.compute)
-    if asked.share.clients:
-        amounts[dra.CAPACITY_CLIENTS] = str(asked.share.clients)
-    return amounts
 
 
 def status_of(pod: Pod, claim: str, request: Request) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from shoal.scheduler.claims.names import (
     asks_by_name,
     claim_name,
     claim_of,
-    is_made_for,
     names_of,
     results_of,
     status_of,
@@ -239,7 +238,7 @@ class ClaimsPlacing:
             return
         uid = pod.metadata.uid
         left = self._state.claims.find(pod.metadata.namespace, claim_name(pod))
-        if left is None or not is_made_for(pod, left):
+        if left is None or not left.is_made_for(uid):
             return
         if uid not in self._giving_back and self._writer is not None:
             task = asyncio.create_task(self._writing.remove(pod, left), name="give back a claim made of names")

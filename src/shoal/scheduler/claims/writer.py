@@ -40,7 +40,6 @@ from shoal.model.backoff import Backoff
 from shoal.model.contract import dra
 from shoal.scheduler.claims.acceptance import written
 from shoal.scheduler.claims.allocator import ClaimDecision, ClaimsPlan
-from shoal.scheduler.claims.names import is_made_for
 from shoal.scheduler.errors import ClaimError
 
 log = logging.getLogger(__name__)
@@ -158,9 +157,10 @@ class ClaimWriter:
             except AlreadyExistsError:
                 now = await self._client.get(RESOURCE_CLAIMS, name, namespace=pod.metadata.namespace)
                 wanted = msgspec.convert(manifest["spec"], ResourceClaimSpec)
-                if failures and is_made_for(pod, now) and now.status.allocation is None and now.spec == wanted:
+                made = now.is_made_for(pod.metadata.uid)
+                if failures and made and now.status.allocation is None and now.spec == wanted:
                     return self._took(now)
-                if not is_made_for(pod, now):
+                if not made:
                     raise ClaimError(f"claim {name} is there and was not made for this pod: delete the claim") from None
                 await self.remove(pod, now)
                 raise ClaimError(f"claim {name} was left by an earlier try") from None

@@ -1,8 +1,9 @@
 """What allocated claims hold of cards, whoever allocated them, as bookings of the one ledger.
 
 A claim is booked under a key of its own: it may be used by several pods, and outlives them. What the watch shows of a
-claim counts; a claim that is being allocated here is assumed until then. A claim whose devices its node has not taken
-back yet (`shoal.dev/held`) stays booked even if the API server knows it no more.
+claim counts; a claim that is being allocated here is assumed until then. Devices of a claim that its node has not
+taken back yet (`shoal.dev/held`) stay booked, even if the claim is gone or allocated elsewhere by now. Such an entry
+has a key of node and claim: a node's annotation changes what is booked on that node only, whatever claims it names.
 
 An allocation that exceeds its claim's spec is not booked: no scheduler wrote it, and the agent does not prepare it. An
 allocation within its spec is booked whoever wrote it, and whether or not a pod uses it: the stock scheduler allocates,
@@ -40,6 +41,11 @@ def claim_key(uid: str) -> str:
     return f"{_KEY}{uid}"
 
 
+def _key_at(node: str, uid: str) -> str:
+    """The key of what a node says a claim holds there. No UID of the API server's has a slash."""
+    return f"{_KEY}{node}/{uid}"
+
+
 def allocated_node(claim: ResourceClaim) -> str | None:
     """The node of an allocated claim's devices; None when they are not all of Shoal's driver on one node."""
     allocation = claim.status.allocation
@@ -55,9 +61,18 @@ def allocated_node(claim: ResourceClaim) -> str | None:
 class ClaimBookings:
     """Claims as the watch shows them, and their bookings."""
 
-    def __init__(self, ledger: Ledger, *, news: Callable[[ClusterEvent], None], look: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        news: Callable[[ClusterEvent], None],
+        look: Callable[[str], None],
+        namespace: Callable[[str], str | None],
+    ) -> None:
+        """`namespace` gives the namespace of a pod by its UID; None for a pod that is not known."""
         self._ledger = ledger
         self._news = news
+        self._namespace = namespace
         #: Looks for over-booked cards of a node.
         self._look = look
         self._claims: dict[tuple[str, str], ResourceClaim] = {}
@@ -74,19 +89,29 @@ class ClaimBookings:
         return self._claims.get((namespace, name))
 
     def freed_by(self, node: str, gone: Collection[str]) -> frozenset[str]:
-        """The keys of the claims of a node that are used by these pods (UIDs) and by nobody else."""
+        """The keys of the claims of a node that are used by these pods (UIDs) and by nobody else.
+
+        A pod uses claims of its own namespace only: a claim whose status lists the pods of others is not freed by them.
+        """
         return frozenset(
             claim_key(uid)
             for uid, claim in self._on_node.get(node, {}).items()
-            if claim.status.reserved_for and all(one.uid in gone for one in claim.status.reserved_for)
+            if claim.status.reserved_for
+            and all(
+                one.uid in gone and self._namespace(one.uid) in (None, claim.metadata.namespace)
+                for one in claim.status.reserved_for
+            )
         )
 
-    def is_leaving(self, key: str, gone: Collection[str]) -> bool:
-        """Whether a claim is still booked and nobody uses it but, at most, these pods (UIDs)."""
+    def is_leaving(self, node: str, key: str, gone: Collection[str]) -> bool:
+        """Whether a claim is still booked on a node and nobody uses it but, at most, these pods (UIDs)."""
+        uid = key.removeprefix(_KEY)
+        if self._ledger.booking(_key_at(node, uid)) is not None:
+            return True
         known = self._ledger.booking(key)
-        if known is None:
+        if known is None or known.node != node:
             return False
-        claim = self._on_node.get(known.node, {}).get(key.removeprefix(_KEY))
+        claim = self._on_node.get(node, {}).get(uid)
         return claim is None or all(one.uid in gone for one in claim.status.reserved_for)
 
     # Decisions
@@ -155,7 +180,7 @@ class ClaimBookings:
         else:
             self._held.pop(node, None)
         for uid in {**before, **held}:
-            if before.get(uid) != held.get(uid) and uid not in self._on_node.get(node, {}):
+            if before.get(uid) != held.get(uid):
                 self._keep(node, uid)
 
     def _set(self, claim: ResourceClaim, node: str | None) -> None:
@@ -166,20 +191,30 @@ class ClaimBookings:
             if not self._on_node[before]:
                 del self._on_node[before]
             self._keep(before, uid)
+            self._free(before, uid)
         if node is not None:
             self._on_node.setdefault(node, {})[uid] = claim
             self._node[uid] = node
             self._book(claim, node)
 
-    def _keep(self, node: str, uid: str) -> None:
-        """A claim that is not allocated any more is booked while its node says that it is held."""
+    def _free(self, node: str, uid: str) -> None:
+        """A claim is not allocated on a node any more; it may be about to be allocated again."""
         key = claim_key(uid)
-        cards = self._held.get(node, {}).get(uid)
         known = self._ledger.booking(key)
-        if cards:
-            parts = tuple(ContainerAllocation("", (card,)) for card in cards)
-            self._ledger.confirm(Booking(key, Allocation(node, parts)))
-        elif known is not None and known.node == node and not self._ledger.is_assumed(key):
+        if known is not None and known.node == node and not self._ledger.is_assumed(key):
+            self._ledger.release(key)
+            self._news(_FREED)
+            self._look(node)
+
+    def _keep(self, node: str, uid: str) -> None:
+        """What a node says a claim holds there is booked, unless the claim is booked there with just that."""
+        key = _key_at(node, uid)
+        cards = self._held.get(node, {}).get(uid, ())
+        held = Allocation(node, tuple(ContainerAllocation("", (card,)) for card in cards))
+        known = self._ledger.booking(claim_key(uid)) if uid in self._on_node.get(node, {}) else None
+        if cards and (known is None or known.allocation.held() != held.held()):
+            self._ledger.confirm(Booking(key, held))
+        elif self._ledger.booking(key) is not None:
             self._ledger.release(key)
             self._news(_FREED)
         self._look(node)
@@ -193,7 +228,7 @@ class ClaimBookings:
         ]
         parts = tuple(ContainerAllocation(result.request, (self._card(result, node),)) for result in results)
         self._ledger.confirm(Booking(claim_key(claim.metadata.uid), Allocation(node, parts)))
-        self._look(node)
+        self._keep(node, claim.metadata.uid)
 
     def _card(self, result: AllocatedDevice, node: str) -> CardShare:
         books = self._ledger.node(node)

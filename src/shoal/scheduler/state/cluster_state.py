@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -30,7 +29,7 @@ from shoal.kube.resources import manifest_of
 from shoal.kube.store import Change, ChangeType
 from shoal.model.allocation import Allocation
 from shoal.model.bound import on_cards
-from shoal.model.contract import gpushare, kubernetes
+from shoal.model.contract import gpushare, kubernetes, mechanisms
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.contract.mechanisms import Mechanism
 from shoal.model.errors import CodecError, RequestError
@@ -115,6 +114,8 @@ class ClusterState:
         self._requests = Requests(unit)
         self._pods: dict[str, Pod] = {}
         self._nodes: dict[str, Node] = {}
+        #: By node, the resource names that it serves through claims.
+        self._by_claims: dict[str, frozenset[str]] = {}
         self._seen: dict[str, _Seen] = {}
         #: The annotations in which decisions are being written, until the watch shows them.
         self._written: dict[str, tuple[str | None, ...]] = {}
@@ -126,7 +127,9 @@ class ClusterState:
         #: Pods that have ended and may still hold their cards, by UID.
         self._leaving: dict[str, Leaving] = {}
         #: Claims of devices, and what they hold.
-        self.claims = ClaimBookings(engine.ledger, news=news, look=self._look_for_over_booking)
+        self.claims = ClaimBookings(
+            engine.ledger, news=news, look=self._look_for_over_booking, namespace=self._namespace_of
+        )
         #: What a pod with claims asks for of cards, where somebody reads claims.
         self.demand_of: Callable[[Pod], Request | None] = lambda pod: None
         #: Changes whenever the cards of a node may have.
@@ -138,15 +141,20 @@ class ClusterState:
         """What the pod asks for. Raises RequestError when it cannot be met as written."""
         return self._requests.of(pod)
 
-    def asked(self, pod: Pod) -> Request:
-        """What the pod has asked for by number, also where it has that by a claim which was made for it."""
-        if pod.spec.node_name and pod.status.extended_resource_claim_status is not None:
-            return self.request(msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_name="")))
-        return self.request(pod)
+    def _by_number(self, pod: Pod) -> Request:
+        """What a bound pod has as devices. Raises RequestError.
+
+        What it has through a claim is an entry of its own in the ledger.
+        """
+        return self._requests.of(pod, by_claims=self._by_claims.get(pod.spec.node_name, frozenset()))
 
     def pod(self, uid: str) -> Pod | None:
         """The pod as last seen; None when it is gone or finished."""
         return self._pods.get(uid)
+
+    def _namespace_of(self, uid: str) -> str | None:
+        pod = self._pods.get(uid)
+        return None if pod is None else pod.metadata.namespace
 
     def node(self, name: str) -> Node | None:
         """The node as last seen."""
@@ -306,7 +314,7 @@ class ClusterState:
         """What the pod asks for, claims that can be read included. Raises RequestError."""
         if pod.spec.resource_claims:
             return self.demand_of(pod) or self.request(pod)
-        return self.asked(pod)
+        return self.request(pod)
 
     # The watch
 
@@ -332,6 +340,7 @@ class ClusterState:
         name = node.metadata.name
         if change.kind is ChangeType.DELETED:
             self._nodes.pop(name, None)
+            self._by_claims.pop(name, None)
             self._forget_held(name)
             self._drop(name)
             self._news(ClusterEvent.NODE_ADDED)  # the domains of a spread constraint are fewer
@@ -339,6 +348,7 @@ class ClusterState:
         news = node_events(self._nodes.get(name), node)
         self._nodes[name] = node
         if news:
+            self._by_claims[name] = mechanisms.by_claims(node.metadata.annotations)
             self._take_in(node)
             self._news(news)
         self._take_held(node)
@@ -519,7 +529,7 @@ class ClusterState:
         held = self.engine.ledger.booking(pod.metadata.uid)
         assert held is not None
         try:
-            request = self.request(pod)
+            request = self._by_number(pod)
         except RequestError:
             return  # reported when it is booked
         seen = _Seen(held.node, decision_in(pod.metadata.annotations), Origin.OWN, pod.spec.priority or 0)
@@ -563,7 +573,7 @@ class ClusterState:
         if self._written.pop(uid, None) != seen.decision or booked is None or booked.node != seen.node:
             return False
         try:
-            request = self.request(pod)
+            request = self._by_number(pod)
         except RequestError:
             return False
         same = (request.cpu_milli, request.memory_mib) == (booked.cpu_milli, booked.memory_mib)
@@ -575,7 +585,7 @@ class ClusterState:
     def _book(self, pod: Pod) -> Origin:
         uid, node = pod.metadata.uid, pod.spec.node_name
         try:
-            request = self.request(pod)
+            request = self._by_number(pod)
         except RequestError as error:
             return self._book_unread(pod, error)
         node_ledger = self.engine.ledger.node(node)

@@ -6,6 +6,7 @@ request that cannot be met as written is kept too, as its error.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
@@ -34,18 +35,25 @@ class Requests:
         #: The pod asked about last: one decision asks several times.
         self._last: tuple[Pod | None, Request | str] = (None, "")
 
-    def of(self, pod: Pod) -> Request:
-        """The pod's request. Raises RequestError when it cannot be met as written."""
-        if self._last[0] is not pod:
-            self._last = (pod, self._known.of(template_key(pod), lambda: self._read(pod)))
-        known = self._last[1]
+    def of(self, pod: Pod, *, by_claims: Collection[str] = ()) -> Request:
+        """The pod's request, without the containers that ask for a name in `by_claims`.
+
+        Raises RequestError when it cannot be met as written.
+        """
+        if by_claims:
+            key = template_key(pod) + _encode(sorted(by_claims))
+            known = self._known.of(key, lambda: self._read(pod, by_claims))
+        else:
+            if self._last[0] is not pod:
+                self._last = (pod, self._known.of(template_key(pod), lambda: self._read(pod)))
+            known = self._last[1]
         if isinstance(known, str):
             raise RequestError(known)
         return known
 
-    def _read(self, pod: Pod) -> Request | str:
+    def _read(self, pod: Pod, by_claims: Collection[str] = ()) -> Request | str:
         try:
-            return request_of(pod_parts(pod), unit=self._unit)
+            return request_of(pod_parts(pod, by_claims=by_claims), unit=self._unit)
         except RequestError as error:
             return str(error)
 
@@ -59,8 +67,6 @@ def template_key(pod: Pod) -> bytes:
             [(c.name, c.restart_policy, c.resources) for c in spec.init_containers],
             spec.resources,
             spec.overhead,
-            # What a bound pod has by a claim that was made of its names, it does not ask for by number.
-            pod.status.extended_resource_claim_status if spec.node_name else None,
             [meta.annotations.get(name) for name in ANNOTATIONS_READ] if meta.annotations else None,
             [meta.labels.get(name) for name in LABELS_READ] if meta.labels else None,
         )

@@ -55,6 +55,7 @@ spec:
         ? object.metadata.?annotations.hasValue()
         : object.metadata.?annotations != oldObject.metadata.?annotations
           || object.metadata.?labels != oldObject.metadata.?labels
+          || dyn(object).?status.extendedResourceClaimStatus != dyn(oldObject).?status.extendedResourceClaimStatus
       {{- end }}
   variables:
     - name: annotations
@@ -92,6 +93,13 @@ spec:
           .filter(k, variables.annotations[?k] != variables.before[?k])
     - name: added
       expression: variables.decided.filter(k, !(k in variables.before))
+    {{- if eq .kind "pods" }}
+    # Which claim a scheduler made of the pod's extended resources. `dyn`: Kubernetes has the field from 1.34 on.
+    - name: mapped
+      expression: |-
+        oldObject != null
+        && dyn(object).?status.extendedResourceClaimStatus != dyn(oldObject).?status.extendedResourceClaimStatus
+    {{- end }}
   validations:
     - reason: Forbidden
       expression: |-
@@ -109,4 +117,13 @@ spec:
       messageExpression: |-
         'the pod has its place by what it asked for: leave ' + variables.asked.join(', ')
         + ' as it is, or make a new pod'
+    {{- if eq .kind "pods" }}
+    # kube-scheduler writes it too, and kubelets report whole statuses: both may write the status of pods everywhere.
+    - reason: Forbidden
+      expression: |-
+        !variables.mapped
+        || authorizer.group('shoal.dev').resource('decisions').check('write').allowed()
+        || authorizer.group('').resource('pods').subresource('status').check('patch').allowed()
+      message: "only a scheduler writes which claim serves a pod: leave status.extendedResourceClaimStatus as it is"
+    {{- end }}
 {{- end -}}
