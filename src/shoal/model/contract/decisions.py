@@ -62,7 +62,9 @@ EXEMPTION_LABELS: Final = (shoal.LABEL_ADMISSION, LABEL_VISIBLE_DEVICES, "shoal.
 POLICY_DECISIONS: Final = "shoal-gpu-decisions"
 POLICIES_DECISIONS: Final = tuple(f"{POLICY_DECISIONS}{kind}" for kind in ("", "-bindings", "-templates", "-cronjobs"))
 POLICY_VISIBLE_DEVICES: Final = "shoal-visible-devices"
-POLICIES_VISIBLE_DEVICES: Final = tuple(f"{POLICY_VISIBLE_DEVICES}{kind}" for kind in ("", "-templates", "-cronjobs"))
+POLICIES_VISIBLE_DEVICES: Final = tuple(
+    f"{POLICY_VISIBLE_DEVICES}{kind}" for kind in ("", "-bindings", "-templates", "-cronjobs")
+)
 POLICY_EXEMPTIONS: Final = "shoal-exemptions"
 #: What keeps an agent to its own node.
 POLICIES_FENCE: Final = tuple(f"shoal-agent-own-node{kind}" for kind in ("", "-pods", "-events"))
