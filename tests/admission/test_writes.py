@@ -298,7 +298,14 @@ ABOUT_CARDS: list[Line] = [
         *("tenant", "POST", f"{APPS}/deployments", deployment({"nvidia.cdi.k8s.io/pod": "nvidia.com/gpu=all"})),
         f"{_V}-templates: annotation nvidia.cdi.k8s.io/pod would choose devices for CDI: {_ASK}",
     ),
-    ("an annotation that chooses no device", "tenant", "POST", PODS, pod("new", annotations={"a.io/cdi.k8s.io": "x"}), ""),
+    (
+        "an annotation that chooses no device",
+        "tenant",
+        "POST",
+        PODS,
+        pod("new", annotations={"a.io/cdi.k8s.io": "x"}),
+        "",
+    ),
     (
         "no cards",
         "tenant",
