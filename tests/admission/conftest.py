@@ -67,6 +67,7 @@ def _guarded_real(testbed_run: Run) -> Iterator[Guarded]:
             ("tenant", "POST", f"{where}/pods", pod("probe", annotations={"UUID": "x"})),
             ("tenant", "POST", f"{where}/pods", pod("probe", annotations={"cdi.k8s.io/x": "x"})),
             ("tenant", "POST", f"{where}/bindings", binding("probe", {"UUID": "x"})),
+            ("tenant", "POST", f"{where}/bindings", binding("probe", {"cdi.k8s.io/x": "x"})),
             ("tenant", "POST", f"/apis/apps/v1/namespaces/{room}/deployments", deployment({"UUID": "x"})),
             ("tenant", "POST", f"/apis/apps/v1/namespaces/{room}/deployments", deployment({"cdi.k8s.io/x": "x"})),
             ("tenant", "POST", f"/apis/resource.k8s.io/v1/namespaces/{room}/resourceclaims", claim(MADE)),

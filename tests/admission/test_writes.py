@@ -107,6 +107,17 @@ _ASK = "remove it, and ask for GPUs by resources"
 CHOOSES = f"container 'main' sets NVIDIA_VISIBLE_DEVICES, and so would choose cards itself: {_ASK}"
 MOUNTS = f"container 'main' mounts a folder named nvidia-container-devices, and so would choose cards itself: {_ASK}"
 DEVICES = f"annotation cdi.k8s.io/x would choose devices for CDI: {_ASK}"
+#: By which runtimes and their plugins let a pod name devices: any prefix of the toolkit's configuration, NVIDIA's NRI
+#: plugin (of one container, of all, and the short form), and the device injector of the NRI project.
+CDI_KEYS = (
+    "nvidia.cdi.k8s.io/container.main",
+    "nvidia.cdi.k8s.io/pod",
+    "nvidia.cdi.k8s.io",
+    "cdi-devices.noderesource.dev/container.main",
+    "cdi-devices.nri.io/pod",
+    "devices.noderesource.dev/pod",
+    "devices.nri.io",
+)
 LABEL = (
     "shoal-exemptions: namespace label {} may be changed only by who may write exemptions of shoal.dev: ask a cluster "
     "administrator"
@@ -300,6 +311,44 @@ ABOUT_CARDS: list[Line] = [
         "devices by annotation later",
         *("tenant", "PATCH", f"{PODS}/waiting", noted("cdi.k8s.io/x", "nvidia.com/gpu=all")),
         f"{_V}: {DEVICES}",
+    ),
+    *(
+        (
+            f"CDI devices by annotation {key}",
+            *("tenant", "POST", PODS, pod("new", annotations={key: "nvidia.com/gpu=all"})),
+            f"{_V}: annotation {key} would choose devices for CDI: {_ASK}",
+        )
+        for key in CDI_KEYS
+    ),
+    (
+        "CDI devices by a pod's own Binding",
+        *("tenant", "POST", f"{PODS}/waiting/binding"),
+        binding("waiting", {"nvidia.cdi.k8s.io/pod": "nvidia.com/gpu=all"}),
+        f"{_V}-bindings: annotation nvidia.cdi.k8s.io/pod would choose devices for CDI: {_ASK}",
+    ),
+    (
+        "CDI devices by a Binding",
+        *("tenant", "POST", "/api/v1/namespaces/{ns}/bindings"),
+        binding("waiting", {"cdi.k8s.io/x": "nvidia.com/gpu=all"}),
+        f"{_V}-bindings: {DEVICES}",
+    ),
+    (
+        "CDI devices by the status",
+        *("tenant", "PATCH", f"{PODS}/waiting/status", noted("nvidia.cdi.k8s.io/pod", "nvidia.com/gpu=all")),
+        f"{_V}: annotation nvidia.cdi.k8s.io/pod would choose devices for CDI: {_ASK}",
+    ),
+    (
+        "CDI devices in a Deployment",
+        *("tenant", "POST", f"{APPS}/deployments", deployment({"nvidia.cdi.k8s.io/pod": "nvidia.com/gpu=all"})),
+        f"{_V}-templates: annotation nvidia.cdi.k8s.io/pod would choose devices for CDI: {_ASK}",
+    ),
+    (
+        "an annotation that chooses no device",
+        "tenant",
+        "POST",
+        PODS,
+        pod("new", annotations={"a.io/cdi.k8s.io": "x"}),
+        "",
     ),
     (
         "no cards",

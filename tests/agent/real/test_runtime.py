@@ -10,7 +10,7 @@ from shoal.model.contract import nvidia
 from shoal.model.request import Share
 from tests.agent.lab import GIB, TELL, memory_pod
 from tests.agent.real.conftest import NewLab, RealLab
-from tests.kubelet.pods import FOREVER
+from tests.kubelet.pods import FOREVER, container, pod
 
 
 def test_cdi_by_annotations(new_lab: NewLab):
@@ -18,6 +18,22 @@ def test_cdi_by_annotations(new_lab: NewLab):
     lab.place(memory_pod("one", 2), lab.allocation({"main": [1]}, {"main": Share(2 * GIB)}))
     lab.pods.wait_running("one")
     assert lab.visible("one") == [1]
+
+
+def test_a_pods_annotations_choose_no_cdi_devices(new_lab: NewLab):
+    """kubelet gives containerd the annotations of device plugins for a container, and a pod's for its sandbox alone."""
+    lab = new_lab("2xT4")
+    lab.place(memory_pod("one", 2), lab.allocation({"main": [1]}, {"main": Share(2 * GIB)}))
+    lab.pods.wait_running("one")
+    names = [f"{spec.kind}={device.name}" for spec, device in cdi.load([lab.node.cdi]).devices.values()]
+    assert names
+    thief = pod("thief", [container("main", TELL)])
+    keys = ("cdi.k8s.io/shoal", "cdi.k8s.io/main", "nvidia.cdi.k8s.io/pod", "nvidia.cdi.k8s.io/container.main")
+    thief["metadata"]["annotations"] = dict.fromkeys(keys, ",".join(names))
+    lab.pods.create(thief, lab.node)
+    lab.pods.wait_running("thief")
+    assert nvidia.ENV_VISIBLE_DEVICES not in lab.env("thief")
+    assert lab.env("one")[nvidia.ENV_VISIBLE_DEVICES], "while the pod that has the device sees it"
 
 
 def test_device_nodes_of_the_card_and_no_others(new_lab: NewLab):

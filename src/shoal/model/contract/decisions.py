@@ -65,7 +65,9 @@ POLICIES_DECISIONS: Final = tuple(f"{POLICY_DECISIONS}{kind}" for kind in ("", "
 POLICY_CLAIMS: Final = f"{POLICY_DECISIONS}-claims"
 ROLE_CLAIMS: Final = "shoal-claims-allocator"
 POLICY_VISIBLE_DEVICES: Final = "shoal-visible-devices"
-POLICIES_VISIBLE_DEVICES: Final = tuple(f"{POLICY_VISIBLE_DEVICES}{kind}" for kind in ("", "-templates", "-cronjobs"))
+POLICIES_VISIBLE_DEVICES: Final = tuple(
+    f"{POLICY_VISIBLE_DEVICES}{kind}" for kind in ("", "-bindings", "-templates", "-cronjobs")
+)
 POLICY_EXEMPTIONS: Final = "shoal-exemptions"
 #: Keeps tenants from saying that a scheduler made a claim.
 POLICY_MADE_CLAIMS: Final = "shoal-made-claims"

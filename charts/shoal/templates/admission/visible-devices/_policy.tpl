@@ -1,6 +1,6 @@
 {{/*
 Keeps containers from choosing cards themselves.
-(dict "root" $ "kind" "pods"), or templates, or cronjobs: where the pod template is in the object.
+(dict "root" $ "kind" "pods"), or templates, or cronjobs, or bindings: where the pod template is in the object.
 */}}
 {{- define "shoal.admission.visible-devices" -}}
 {{- $at := get (dict "pods" "object" "bindings" "object" "templates" "object.spec.template" "cronjobs" "object.spec.jobTemplate.spec.template") .kind -}}
@@ -11,10 +11,13 @@ Keeps containers from choosing cards themselves.
 # ../pods for kinds that hold a pod template, so that `kubectl apply` of a Deployment is refused itself.
 {{- else if eq .kind "cronjobs" }}
 # ../pods for CronJobs, whose pod template lies one level deeper.
+{{- else if eq .kind "bindings" }}
+# ../pods for Bindings, whose annotations become the pod's.
 {{- else }}
 # Where NVIDIA's runtime finds cards by a container's environment, what the pod says there wins over the device plugin.
 # So nobody says it: not by environment, not by mounts, which the runtime can be told to read instead, and not by
-# annotations for CDI, which some runtimes pass on to it. The words for no card at all are let through.
+# annotations for CDI, which CRI-O passes on to it and NRI plugins read from the pod: those of NVIDIA's toolkit and of the
+# NRI project. The words for no card at all are let through.
 #
 # kube-system and Shoal's own namespace are let off, for the agents and plugins there see every card; another namespace
 # by the label shoal.dev/visible-devices=allow, which ../../exemptions.yaml guards.
@@ -38,6 +41,8 @@ spec:
       - {apiGroups: [batch], apiVersions: [v1], operations: [CREATE, UPDATE], resources: [jobs]}
       {{- else if eq .kind "cronjobs" }}
       - {apiGroups: [batch], apiVersions: [v1], operations: [CREATE, UPDATE], resources: [cronjobs]}
+      {{- else if eq .kind "bindings" }}
+      - {apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods/binding, bindings]}
       {{- else }}
       - apiGroups: [""]
         apiVersions: [v1]
@@ -48,6 +53,8 @@ spec:
     - name: new-containers-or-annotations
       {{- if $was }}
       expression: "oldObject == null || {{ $at }} != {{ $was }}"
+      {{- else if eq .kind "bindings" }}
+      expression: "object.metadata.?annotations.hasValue()"
       {{- else }}
       expression: |-
         oldObject == null
@@ -58,7 +65,8 @@ spec:
     - name: annotations
       expression: {{ $deep | ternary (printf "%s.?metadata.annotations" $at) "object.metadata.?annotations" }}.orValue({})
     - name: before
-      expression: {{ $deep | ternary "{}" "oldObject == null ? {} : oldObject.metadata.?annotations.orValue({})" | quote }}
+      expression: {{ or $deep (eq .kind "bindings") | ternary "{}" "oldObject == null ? {} : oldObject.metadata.?annotations.orValue({})" | quote }}
+    {{- if ne .kind "bindings" }}
     - name: spec
       expression: {{ $at }}.spec
     # Containers that were there before: of a pod they cannot change.
@@ -91,11 +99,14 @@ spec:
         variables.containers
           .filter(c, c.mounts.exists(m, m.mountPath.contains('nvidia-container-devices')))
           .map(c, c.name)
+    {{- end }}
     - name: byAnnotation
       expression: |-
-        variables.annotations.filter(k, k.startsWith('cdi.k8s.io/')
+        variables.annotations.filter(k, (k.matches('^([^/]*[.])?cdi[.]k8s[.]io(/|$)')
+            || k.matches('^(cdi-)?devices[.](noderesource[.]dev|nri[.]io)(/|$)'))
           && variables.annotations[?k] != variables.before[?k])
   validations:
+    {{- if ne .kind "bindings" }}
     - reason: Forbidden
       expression: variables.byEnvironment.size() == 0
       messageExpression: |-
@@ -106,6 +117,7 @@ spec:
       messageExpression: |-
         "container '" + variables.byMount[0] + "' mounts a folder named nvidia-container-devices, and so would choose "
         + 'cards itself: remove it, and ask for GPUs by resources'
+    {{- end }}
     - reason: Forbidden
       expression: variables.byAnnotation.size() == 0
       messageExpression: |-
