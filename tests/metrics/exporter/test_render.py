@@ -50,9 +50,11 @@ COUNTERS = {
 }
 
 
-def families(snapshot: Snapshot, counters: CounterList = SERVED, **settings: object) -> dict[str, Family]:
+def families(
+    snapshot: Snapshot, counters: CounterList = SERVED, *, names_pods: bool = True, **settings: object
+) -> dict[str, Family]:
     writer = SnapshotText(ExporterSettings(**settings))  # type: ignore[arg-type]
-    return read("\n".join([*writer.lines(snapshot, counters), ""]))
+    return read("\n".join([*writer.lines(snapshot, counters, names_pods=names_pods), ""]))
 
 
 def one(family: Family) -> tuple[dict[str, str], float]:
@@ -131,12 +133,12 @@ def test_labels_stand_in_dcgms_order() -> None:
         ({}, {"Hostname", "UUID", "pod"}, {"hostname", "pod_uid", "uuid"}),
         ({"hostname_label": HostnameLabel.LOWER}, {"hostname"}, {"Hostname"}),
         ({"hostname_label": HostnameLabel.NONE}, {"UUID"}, {"Hostname", "hostname"}),
-        ({"pod_labels": False}, {"UUID"}, {"pod", "namespace", "container"}),
+        ({"names_pods": False, "pod_uid": True}, {"UUID"}, {"pod", "namespace", "container", "pod_uid"}),
         ({"old_labels": True}, {"uuid", "pod_name", "pod_namespace", "container_name"}, {"UUID", "pod", "container"}),
     ],
 )
 def test_settings_choose_labels(settings: dict[str, object], there: set[str], away: set[str]) -> None:
-    served = families(snapshot_of([card_snapshot(0, [container_of(1, GIB)])]), SERVED, **settings)
+    served = families(snapshot_of([card_snapshot(0, [container_of(1, GIB)])]), SERVED, **settings)  # type: ignore[arg-type]
     names = one(served["DCGM_FI_DEV_GPU_TEMP"])[0].keys()
     assert there <= names
     assert not away & names

@@ -2,7 +2,8 @@
 
 Labels stand in dcgm-exporter's order: card, MIG instance, node, label fields, then those of the pod. Series of a card
 stand once per card. They carry the pod's labels when exactly one container has booked or uses it, and none when several
-do; `sharedSeries: dcgm` gives each of these a copy.
+do; `sharedSeries: dcgm` gives each of these a copy. Without `names_pods` no line names a pod, and containers have no
+series.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.gpu.protocol import Card, MigSample
@@ -70,8 +71,10 @@ class SnapshotText:
         self._uuid = "uuid" if old else "UUID"
         self._pod_names = ("container_name", "pod_namespace", "pod_name") if old else ("container", "namespace", "pod")
 
-    def lines(self, snapshot: Snapshot, counters: CounterList) -> Iterator[str]:
-        """All series of a snapshot."""
+    def lines(self, snapshot: Snapshot, counters: CounterList, *, names_pods: bool) -> Iterator[str]:
+        """All series of a snapshot; without `names_pods` those that name no pod."""
+        if not names_pods:
+            snapshot = replace(snapshot, cards=tuple(replace(card, containers=()) for card in snapshot.cards))
         cards = [(card, self._labels_of(snapshot, card, counters)) for card in snapshot.cards]
         for counter in counters.counters:
             written = [
@@ -145,7 +148,7 @@ class SnapshotText:
         if settings.hostname_label is not HostnameLabel.NONE:
             before.append((settings.hostname_label.value, snapshot.node))
         text = label_text(before)
-        if not settings.pod_labels or not containers:
+        if not containers:
             return _Labels(text, fields, ())
         if settings.shared_series is SharedSeries.DCGM:
             return _Labels(text, fields, (), tuple(self._copies(containers)))
