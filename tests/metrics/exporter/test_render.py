@@ -278,7 +278,10 @@ def test_bus_addresses_are_written_as_dcgm_does(pci: str, written: str) -> None:
 _TEXT = st.one_of(
     st.text(alphabet=st.characters(), max_size=40),
     st.sampled_from(
-        ['a"b', "a\\", 'x"} 1\nDCGM_FI_DEV_GPU_TEMP{gpu="9', "\n\n", "\0", "\ud800", "é" * 300, "\r\n# HELP x"]
+        (
+            *("a\u2028b 1", "\x85\x9b", "\x1b[2J", 'a"b', "a\\", 'x"} 1\nDCGM_FI_DEV_GPU_TEMP{gpu="9'),
+            *("\n\n", "\0", "\ud800", "é" * 300, "\r\n# HELP x"),
+        )
     ),
     st.integers(0, 255).map(lambda byte: chr(byte) * (64 << 10)),
 )

@@ -25,8 +25,6 @@ _MEBIBYTE: Final = 2**20
 #: Longer than any name in Kubernetes. What is longer still is cut, and told apart by its hash.
 _LONGEST_LABEL: Final = 256
 _HASH_LENGTH: Final = 12
-#: Prometheus takes a NUL for the end of the text, and terminals take others for orders.
-_CONTROL: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 _PCI: Final = re.compile(r"([0-9a-fA-F]{1,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])").fullmatch
 _BLANKS: Final = re.compile(r"\s+")
 
@@ -42,7 +40,7 @@ def _bounded(value: str) -> str:
     if len(value) > _LONGEST_LABEL:
         digest = hashlib.sha256(value.encode(errors="replace")).hexdigest()[:_HASH_LENGTH]
         value = f"{value[: _LONGEST_LABEL - _HASH_LENGTH - 1]}…{digest}"
-    return value if value.isprintable() else _CONTROL.sub("�", value.encode(errors="replace").decode())
+    return value
 
 
 def pci_bus_id(pci: str) -> str:
