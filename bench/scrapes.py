@@ -36,7 +36,7 @@ def _p99(times: list[float]) -> float:
 
 async def _measure(scrapes: int) -> list[results.Row]:
     ports: asyncio.Queue[int] = asyncio.Queue()
-    exporter = Exporter(ExporterSettings(listen="127.0.0.1:0"), serving_at=ports.put_nowait)
+    exporter = Exporter(ExporterSettings(listen="127.0.0.1:0", network_policy=True), serving_at=ports.put_nowait)
     latest = LatestSnapshot()
     task = asyncio.create_task(exporter.run(latest))
     reader, writer = await asyncio.open_connection("127.0.0.1", await ports.get(), limit=1 << 22)

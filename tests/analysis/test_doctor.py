@@ -15,6 +15,7 @@ from shoal.analysis.doctor.installation import Installation
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.others import Lease
 from shoal.kube.objects.pod import ContainerExtendedResourceRequest, Pod, PodExtendedResourceClaimStatus
+from shoal.metrics.history_wire import Announcement, ExporterStatus
 from shoal.model.contract import decisions, gpushare, keti, mechanisms, shoal
 from tests.testbed.fake_nodes import node
 
@@ -309,6 +310,109 @@ def test_what_is_wrong_is_told(changes: dict[str, Any], check: str, level: Level
     (told,) = [finding for finding in found if words in finding.says]
     assert (told.check, told.level) == (check, level)
     assert told.fix
+
+
+# The port for Prometheus
+
+
+def collector(node: str, **status: Any) -> Announcement:
+    made = {"port": 9400, "pod_labels": "auto", "names_pods": True, "network_policy": True, "scraped": True, **status}
+    return Announcement(node=node, host="10.0.0.1", port=9401, authority="", exporter=ExporterStatus(**made))
+
+
+def collectors_set(*, host_network: bool = False) -> dict[str, Any]:
+    made = workload("shoal-metrics", desiredNumberScheduled=2, numberReady=2)
+    labels = {"app.kubernetes.io/name": "shoal-metrics"}
+    made["metadata"]["labels"] = labels
+    made["spec"]["template"]["metadata"] = {"labels": labels}
+    if host_network:
+        made["spec"]["template"]["spec"]["hostNetwork"] = True
+    return made
+
+
+def fence(peers: list[Any] | None, name: str = "shoal-metrics", **spec: Any) -> dict[str, Any]:
+    rule: dict[str, Any] = {"ports": [{"port": 9400}], **({} if peers is None else {"from": peers})}
+    selector = {"matchLabels": {"app.kubernetes.io/name": "shoal-metrics"}}
+    spec = {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": [rule, {"ports": [{"port": 9401}]}], **spec}
+    return {"metadata": {"name": name, "namespace": "kube-system"}, "spec": spec}
+
+
+MONITORING = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+MEASURED = replace(
+    SOUND,
+    daemon_sets=[*(SOUND.daemon_sets or ()), collectors_set()],
+    collectors=[collector("n1"), collector("n2")],
+    network_policies=[fence(MONITORING)],
+)
+
+
+def told_of_metrics(**changes: Any) -> list[tuple[Level, str]]:
+    return [(one.level, one.says) for one in examine(replace(MEASURED, **changes)) if one.check == "metrics"]
+
+
+def test_collectors_that_are_scraped_behind_a_network_policy_are_well() -> None:
+    assert told_of_metrics() == [(Level.OK, "2 collector(s) are scraped")]
+    assert told_of_metrics(collectors=[]) == []
+    new = [collector("n1", scraped=None)]
+    assert told_of_metrics(collectors=new) == []
+
+
+def test_names_of_pods_on_an_open_port_are_told() -> None:
+    at_own_word = [collector("n1", network_policy=False, pod_labels="always"), collector("n2")]
+    ((level, says),) = told_of_metrics(collectors=at_own_word)
+    assert (level, says) == (
+        Level.WARNING,
+        "n1: everyone who reaches port 9400 reads the names of all pods with GPUs",
+    )
+    assert told_of_metrics(collectors=[collector("n1", network_policy=False, authenticates=True)])[0][0] is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("policies", "words"),
+    [
+        ([], "no NetworkPolicy of namespace kube-system covers port 9400"),
+        ([fence(MONITORING, policyTypes=["Egress"])], "no NetworkPolicy"),
+        ([fence(MONITORING, podSelector={"matchLabels": {"app": "other"}})], "no NetworkPolicy"),
+        ([fence(None)], "NetworkPolicy kube-system/shoal-metrics admits every client to port 9400"),
+        ([fence([{"namespaceSelector": {}}])], "admits every client"),
+        ([fence([{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "prometheus"}}}])], "admits every"),
+        ([fence([*MONITORING, {"ipBlock": {"cidr": "0.0.0.0/0"}}])], "admits every client"),
+        # Policies add up: one that admits everybody opens what another protects.
+        ([fence(MONITORING), fence(None, name="debug")], "NetworkPolicy kube-system/debug admits every client"),
+        ([fence(MONITORING, ingress=[{}])], "admits every client"),
+        ([fence(MONITORING, ingress=[{"ports": [{"port": 9000, "endPort": 9500}]}])], "admits every client"),
+        ([fence(MONITORING, ingress=[{"ports": [{"port": "metrics"}]}])], "admits every client"),
+    ],
+)
+def test_a_network_policy_that_does_not_protect_the_names_is_told(policies: list[Any], words: str) -> None:
+    ((level, says),) = told_of_metrics(network_policies=policies)
+    assert level is Level.FAILED
+    assert words in says
+
+
+def test_no_network_policy_covers_the_network_of_the_host() -> None:
+    ((level, says),) = told_of_metrics(daemon_sets=[collectors_set(host_network=True)])
+    assert level is Level.FAILED
+    assert "network of the host" in says
+
+
+def test_names_that_are_withheld_are_told_unless_that_was_chosen() -> None:
+    held = {"names_pods": False, "network_policy": False}
+    ((level, says),) = told_of_metrics(collectors=[collector("n1", **held)])
+    assert (level, says) == (Level.NOTE, "n1: series name no pods, since nothing protects the port")
+    assert told_of_metrics(collectors=[collector("n1", pod_labels="never", **held)])[0][0] is Level.OK
+
+
+def test_nobody_who_scrapes_is_told() -> None:
+    none = [collector("n1", scraped=False), collector("n2", scraped=None)]
+    assert told_of_metrics(collectors=none) == [(Level.NOTE, "nobody has scraped any collector for ten minutes")]
+    ((level, says),) = told_of_metrics(collectors=[collector("n1", scraped=False), collector("n2")])
+    assert (level, says[:3]) == (Level.WARNING, "n1:")
+
+
+@pytest.mark.parametrize("part", ["collectors", "network_policies", "daemon_sets"])
+def test_ports_that_may_not_be_read_are_unknown(part: str) -> None:
+    assert [level for level, _ in told_of_metrics(**{part: None})] == [Level.UNKNOWN]
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ async def scene(testbed_run: Run) -> AsyncIterator[Scene]:
         await _running_pod(client)
         (latest,) = cluster.measured.values()
         ports: asyncio.Queue[int] = asyncio.Queue()
-        exporter = Exporter(ExporterSettings(listen="127.0.0.1:0"), serving_at=ports.put_nowait)
+        exporter = Exporter(ExporterSettings(listen="127.0.0.1:0", network_policy=True), serving_at=ports.put_nowait)
         exporting = _in_task(stack, exporter.run(latest))
         target = {"targets": [f"127.0.0.1:{await ports.get()}"]}
         scrape = {"job_name": "shoal-metrics", "honor_labels": True, "static_configs": [target]}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -17,6 +18,7 @@ from shoal.cli.settings import load
 from shoal.discovery.config import DiscoveryConfig
 from shoal.kubelet.host_paths import HostPaths
 from shoal.metrics.config import MetricsConfig
+from shoal.metrics.exporter.settings import ExporterSettings
 from shoal.model.contract.operator import MAX_VALIDATION, NAME_OPERANDS, NAME_POLICY
 from shoal.operator.components import COMPONENTS
 from shoal.operator.nodes import DEPLOYED
@@ -503,3 +505,35 @@ def test_network_policies_leave_open_what_is_served_and_nothing_else() -> None:
     }
     for name in ("shoal-scheduler", "shoal-metrics", "shoal-agent"):
         assert let_through[name] == served[name]
+
+
+@pytest.mark.parametrize(
+    ("values", "peers", "named"),
+    [
+        ({}, [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}], True),
+        ({"networkPolicies.metricsFrom": "null"}, None, False),
+        ({"networkPolicies.metricsFrom[0].namespaceSelector": "null"}, [{"namespaceSelector": None}], False),
+        ({"networkPolicies.metricsFrom[0].ipBlock.cidr": "0.0.0.0/0"}, ..., False),
+        # A policy covers no pod in the network of the host.
+        ({"dcgmExporter.hostNetwork": "true"}, ..., False),
+        # KETI's ports are kept to KETI's namespace also where the other policies are left out.
+        ({"networkPolicies.enabled": "false", "metricsScores.enabled": "true"}, None, False),
+    ],
+)
+@pytest.mark.parametrize("operator", ["true", "false"])
+def test_collectors_name_pods_only_to_the_clients_of_a_network_policy(
+    operator: str, values: dict[str, str], peers: object, named: bool
+) -> None:
+    found = objects({"operator.enabled": operator, **values})
+    if operator == "true":
+        found = [*found, *operands(found)["metrics"]]
+    settings = yaml.safe_load(one(found, "ConfigMap", "shoal-metrics")["data"]["metrics.yaml"])
+    exporter = msgspec.convert(settings["exporter"], ExporterSettings)
+    assert exporter.names_pods(authenticated=False) is named
+    rules = one(found, "NetworkPolicy", "shoal-metrics")["spec"]["ingress"]
+    (scrapes,) = [rule for rule in rules if {"port": 9400, "protocol": "TCP"} in rule["ports"]]
+    if peers is not ...:
+        assert scrapes.get("from") == peers
+    for rule in rules:
+        if {"port": 9323, "protocol": "TCP"} in rule["ports"]:
+            assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gpu"}}}]

@@ -109,6 +109,26 @@ def test_the_cluster_manager_is_where_ketis_clients_look_and_plain_text_stays_in
     assert [rule["from"] for rule in rules] == [[{"podSelector": {}}]]
 
 
+def test_strangers_reach_no_port_of_a_collector_that_names_pods(apiserver: ApiServer) -> None:
+    found = built(apiserver)
+    labels = one(found, "DaemonSet", keti.COLLECTOR_DAEMONSET)["spec"]["template"]["metadata"]["labels"]
+    reached: dict[int, list[object]] = {}
+    for obj in found:
+        if obj["kind"] == "NetworkPolicy" and obj["spec"]["podSelector"]["matchLabels"].items() <= labels.items():
+            for rule in obj["spec"]["ingress"]:
+                for port in rule["ports"]:
+                    reached.setdefault(port["port"], []).append(rule.get("from"))
+    inside = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": keti.NAMESPACE}}}]
+    monitoring = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    # Port 9401 asks for a token.
+    assert reached == {
+        9400: [monitoring],
+        9401: [None],
+        keti.PORT_COLLECTOR: [inside],
+        keti.PORT_COLLECTOR_V1: [inside],
+    }
+
+
 def test_plain_text_is_served_nowhere_else() -> None:
     for path in (FOLDER.parent / "cluster-manager").glob("*.yaml"):
         assert "plaintext" not in path.read_text(), path

@@ -100,6 +100,19 @@ def test_it_is_asked_where_it_answers() -> None:
     assert collector["readinessProbe"]["httpGet"] == {"path": shoal.PATH_READY, "port": "metrics"}
 
 
+def test_names_of_pods_are_shown_behind_a_network_policy() -> None:
+    policy = one("NetworkPolicy")["spec"]
+    labels = one("DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    reached = {port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]}
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    # Port 9401 asks for a token.
+    assert reached == {9400: [monitoring], 9401: None}
+    settings = yaml.safe_load(one("ConfigMap")["data"]["metrics.yaml"])
+    assert settings["exporter"] == {"podLabels": "auto", "networkPolicy": True}
+    assert not one("DaemonSet")["spec"]["template"]["spec"].get("hostNetwork")
+
+
 def test_a_real_api_server_takes_them(new_apiserver: Callable[[], ApiServer]) -> None:
     said = new_apiserver().kubectl("apply", "-k", str(DEPLOY), "--validate=strict", "--warnings-as-errors")
     assert "daemonset.apps/shoal-metrics created" in said

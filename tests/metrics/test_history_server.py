@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from shoal.embedded.app import EmbeddedApi
@@ -16,10 +17,14 @@ from shoal.http.server import Bounds
 from shoal.kube import reviews
 from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
+from shoal.kube.resources import LEASES
 from shoal.metrics import history_server
 from shoal.metrics import history_wire as wire
 from shoal.metrics.history import HistoryWriter
 from shoal.metrics.history_points import NAMES, points
+from shoal.metrics.history_server import HistoryServer, HistorySettings
+from shoal.metrics.history_wire import Announcement, ExporterStatus
+from shoal.metrics.snapshot import LatestSnapshot
 from tests.kube.waiting import until
 from tests.metrics.history_site import HistorySite, apply, served, token_of
 from tests.metrics.snapshots import GIB, card, container, snapshot
@@ -376,3 +381,29 @@ async def test_who_says_nothing_for_too_long_is_given_up(client: Client, ring: P
 async def test_the_certificate_is_the_announced_one(site: HistorySite) -> None:
     with pytest.raises(aiohttp.ClientConnectorCertificateError):
         await site.session.get(site.url, ssl=ssl.create_default_context(), server_hostname=wire.SERVER_NAME)
+
+
+# The port for Prometheus, in the Lease
+
+
+async def test_the_lease_tells_how_the_port_for_prometheus_stands(client: Client, tmp_path: Path) -> None:
+    status: list[ExporterStatus | None] = [None]
+    settings = HistorySettings(folder=str(tmp_path), host="127.0.0.1", port=0)
+    server = HistoryServer(settings, client, "n1", exporter=lambda: status[0], look_seconds=0.01)
+
+    async def told() -> ExporterStatus | None:
+        lease = await client.get(LEASES, "n1", namespace=wire.NAMESPACE)
+        return msgspec.json.decode(lease.metadata.annotations[wire.ANNOTATION], type=Announcement).exporter
+
+    task = asyncio.create_task(server.run(LatestSnapshot()))
+    try:
+        await until(lambda: server.announced or task.done(), "announced")
+        assert await told() is None
+        for scraped in (None, False, True):
+            status[0] = ExporterStatus(port=9400, pod_labels="auto", scraped=scraped)
+            async with asyncio.timeout(300):
+                while await told() != status[0]:  # noqa: ASYNC110 - nobody signals it
+                    await asyncio.sleep(0.01)
+    finally:
+        task.cancel()
+        await asyncio.wait({task})

@@ -264,12 +264,23 @@ async def test_a_bad_point_does_not_hold_up_the_others(target: Target, caplog: p
 
 async def test_hostile_names_are_data(target: Target) -> None:
     node = MeasuredNode("1xA30")
-    names = ['a b,c=d"e\\', "x\ny", "ü" * 300, "z" * 65536]
+    forged = "\ngpumetric,UUID=forged Index=9i 1\n"
+    names = [
+        *('a b,c=d"e\\', "x\ny", "ü" * 300, "z" * 65536, "# comment", f'"{forged}', f'\\"{forged}', "a\u2028b\r\x85c"),
+        *("\\ ", "\\,x=1", " y=2i 1\n#"),
+    ]
     for name in names:
         node.run(0, name, mib=10)
-    writer = await write(target.settings(), node.snapshot())
+    # Text of fields goes another way than tags: the driver's name of a GPU, and the names of the node and of pods.
+    snapshot = node.snapshot()
+    cards = tuple(replace(one, card=replace(one.card, model="".join(names))) for one in snapshot.cards)
+    writer = await write(target.settings(), replace(snapshot, cards=cards))
     assert writer.counts().refused == 0
     assert len(target.rows("select * from podmetric")) == len(names)
+    (card,) = target.rows("select * from gpumetric")
+    assert card["UUID"] != "forged"
+    assert card["GPUName"] == "".join(names)[: 16 << 10]
+    assert len(target.rows("show series")) == len(names) + 2
 
 
 async def test_a_database_that_is_missing_is_made_with_its_retention(debian: InfluxServer, tmp_path: Path) -> None:

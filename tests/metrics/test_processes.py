@@ -3,13 +3,20 @@
 import os
 import shutil
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.gpu.describe import parse_cards
+from shoal.gpu.protocol import Sample
+from shoal.gpu.simulated import SimulatedNvml
+from shoal.metrics.collector import CardReader, processes_of
 from shoal.metrics.processes import ContainerRef, HostProcesses, container_in, container_of, owners_of
+from tests.metrics.machine import OLDER, Containers
 
 UID = "1b2c3d4e-0000-4111-8222-0123456789ab"
 SLICE = UID.replace("-", "_")
@@ -111,6 +118,71 @@ def test_a_number_that_comes_back_is_another_process(proc: Proc) -> None:
     proc.end(7)
     proc.put(7, 300, f"/kubepods/pod{HASH}/{ID}")
     assert proc.processes.owner(7) == ContainerRef(HASH, ID)
+
+
+OTHER = "01234567-89ab-cdef-0123-456789abcdef"
+
+
+class Swapping(SimulatedNvml):
+    """Cards whose process ends as soon as it is listed, and whose number another process gets."""
+
+    def __init__(self, swap: Callable[[], None]) -> None:
+        super().__init__(parse_cards("1xA30-24G"), clock=time.monotonic, driver=OLDER)
+        self._swap = swap
+
+    def sample(self, uuid: str) -> Sample:
+        found = super().sample(uuid)
+        self._swap()
+        return found
+
+
+def ticks() -> int:
+    """Now, as `/proc` tells when a process has started."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK") // 10**9
+
+
+def test_use_of_a_process_is_never_booked_on_the_next_one_with_its_number(proc: Proc) -> None:
+    """A tenant whose program ends right after the driver has listed it, and whose number somebody else's gets."""
+    proc.put(7, 100, f"/kubepods/pod{UID}/{ID}")
+
+    def swap() -> None:
+        proc.end(7)
+        proc.put(7, ticks(), f"/kubepods/pod{OTHER}/{ID}")
+
+    nvml = Swapping(swap)
+    (card,) = nvml.survey().cards
+    nvml.add_process(card.uuid, 7, 20 << 30, 90)
+    reader = CardReader(lambda: nvml, proc.processes, Containers())
+    try:
+        readings = reader.read({})
+        assert [process.pid for process in processes_of(readings.sampled.cards[0].sample)] == [7]
+        assert readings.owners == {}, "nobody's: the process that was listed is gone"
+        # By the next reading the other one has been there for a while, and what it uses is its own.
+        nvml._swap = lambda: None
+        while ticks() <= int((proc.folder / "7" / "stat").read_text().split()[21]):
+            os.sched_yield()
+        assert reader.read({}).owners == {7: ContainerRef(OTHER, ID)}
+    finally:
+        reader.close()
+
+
+def test_a_process_that_starts_while_cards_are_read_is_known_in_the_next_reading(proc: Proc) -> None:
+    proc.put(7, ticks() + 1000, f"/kubepods/pod{UID}/{ID}")
+    proc.processes.begin()
+    assert proc.processes.owner(7) is None
+    # Also one that was known before under that number.
+    proc.put(7, 100, f"/kubepods/pod{UID}/{ID}")
+    assert proc.processes.owner(7) == FOUND
+    proc.put(7, ticks() + 1000, f"/kubepods/pod{UID}/{ID}")
+    assert proc.processes.owner(7) is None
+
+
+@pytest.mark.parametrize("separator", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\r"])
+def test_names_of_cgroups_begin_no_line(separator: str) -> None:
+    """A container that may make cgroups below its own names one so that a line seems to begin in it."""
+    inner = f"x{separator}1::/kubepods/pod{OTHER}/{ID}"
+    assert container_of(f"0::/kubepods/pod{UID}/{ID}/{inner}\n") == FOUND
+    assert container_of(f"1:a:/\n0::/kubepods/pod{UID}/{ID}/{inner}\n") == FOUND
 
 
 def test_a_known_process_is_asked_for_its_start_alone(proc: Proc) -> None:

@@ -40,13 +40,32 @@ def test_histograms_count_what_is_at_most_each_bound(values: list[float]) -> Non
     assert samples["h_seconds_sum", (("verb", "x"),)] == pytest.approx(sum(values))
 
 
+def printable(text: str) -> str:
+    return "".join(each if each == "\n" or each.isprintable() else "�" for each in text)
+
+
+@pytest.mark.parametrize(
+    "hostile", ["\0", "\x1b[2J", "\x9b2J", "\x85", "\u2028a 1", "\u2029", "\u202e", "\r", "\ud800", "\x7f"]
+)
+def test_label_values_hold_nothing_that_a_terminal_or_a_reader_of_lines_obeys(hostile: str) -> None:
+    registry = MetricRegistry()
+    registry.gauge("g", "x", ["model"]).set(1, f"A{hostile}B")
+    text = registry.text()
+    assert text.splitlines() == text[:-1].split("\n")
+    assert hostile[0] not in text
+    assert text.encode().endswith(b'B"} 1\n')
+    # Printable text of any language stays as it is.
+    registry.gauge("h", "x", ["model"]).set(1, 'ü "日本" \\ # = ,')
+    assert '"ü \\"日本\\" \\\\ # = ,"' in registry.text()
+
+
 @given(st.text(), st.floats(), st.text(min_size=1).filter(str.strip))
 def test_any_label_value_and_help_comes_through(value: str, number: float, what: str) -> None:
     registry = MetricRegistry()
     registry.gauge("g", what, ["x"]).set(number, value)
     _, samples = parse(registry.text())
     ((key, read),) = samples.items()
-    assert key == ("g", (("x", value),))
+    assert key == ("g", (("x", printable(value)),))
     assert read == number or (math.isnan(read) and math.isnan(number))
 
 

@@ -345,6 +345,25 @@ def test_settings_of_metrics_can_be_read_by_them() -> None:
     assert found["DaemonSet", "shoal-metrics"]["spec"]["template"]["metadata"]["annotations"]["scrape"] == "yes"
 
 
+@pytest.mark.parametrize(
+    ("section", "names_pods"),
+    [
+        ({}, True),
+        # No NetworkPolicy covers the network of the host, whatever the manifest says.
+        ({"hostNetwork": True}, False),
+        ({"hostNetwork": True, "settings": {"podLabels": "always"}}, True),
+        ({"settings": {"podLabels": "never"}}, False),
+    ],
+)
+def test_metrics_name_pods_only_on_a_port_that_a_network_policy_covers(
+    section: dict[str, Any], names_pods: bool
+) -> None:
+    read = settings_of(made(dcgmExporter=section), "shoal-metrics")
+    config = msgspec.convert({**read, "nodeName": "n"}, MetricsConfig, strict=False)
+    assert config.exporter is not None
+    assert config.exporter.names_pods(authenticated=False) is names_pods
+
+
 def test_changed_settings_replace_pods() -> None:
     def mark(name: str, **spec: Any) -> str:
         template = made(**spec)["DaemonSet", name]["spec"]["template"]

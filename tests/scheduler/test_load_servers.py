@@ -237,7 +237,7 @@ async def test_prometheus(testbed_run: Run) -> None:
     seen = snapshot([card(0, pods, unattributed=3 * GIBIBYTE), card(1)])
     latest.put(dataclasses.replace(seen, time=time.time(), monotonic=time.monotonic(), interval=300.0))
     ports: list[int] = []
-    exporter = Exporter(ExporterSettings(listen="127.0.0.1:0"), serving_at=ports.append)
+    exporter = Exporter(ExporterSettings(listen="127.0.0.1:0", network_policy=True), serving_at=ports.append)
     task = asyncio.create_task(exporter.run(latest))
     try:
         await until(lambda: bool(ports), "serving")

@@ -145,6 +145,21 @@ resource.k8s.io/v1beta1
 {{- end -}}
 {{- end -}}
 
+{{/*
+"true" where a NetworkPolicy keeps the port of metrics to named clients. Host network pods are covered by no policy, and
+all namespaces or all addresses are no named clients.
+*/}}
+{{- define "shoal.metricsProtected" -}}
+{{- $policies := .Values.networkPolicies -}}
+{{- $protected := false -}}
+{{- if and $policies.enabled $policies.metricsFrom (not .Values.dcgmExporter.hostNetwork) -}}{{- $protected = true -}}{{- end -}}
+{{- range $policies.metricsFrom -}}
+{{- if and (hasKey . "namespaceSelector") (not .namespaceSelector) -}}{{- $protected = false -}}{{- end -}}
+{{- if and (hasKey . "ipBlock") (hasSuffix "/0" (toString (.ipBlock | default dict).cidr)) -}}{{- $protected = false -}}{{- end -}}
+{{- end -}}
+{{- $protected -}}
+{{- end -}}
+
 {{/* The volume of the files by which steps wait for each other. */}}
 {{- define "shoal.validations" -}}
 - name: validations

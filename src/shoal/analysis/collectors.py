@@ -172,7 +172,7 @@ class Collectors:
             raise NotMeasuredError(
                 f"you may not list leases in {self._namespace}, where collectors say how they are reached: {_RIGHTS}"
             ) from error
-        found = [_announcement(lease) for lease in leases.items]
+        found = [announcement_of(lease) for lease in leases.items]
         return {one.node: one for one in found if one is not None}
 
     async def _find_doors(self, announced: Collection[Announcement]) -> dict[str, _Door | None]:
@@ -246,7 +246,7 @@ _NO_COLLECTOR: Final = "no collector runs there: apply deploy/metrics"
 _NOBODY: Final = "no collector has said where it answers: apply deploy/metrics, which measures what is used"
 
 
-def _announcement(lease: Lease) -> Announcement | None:
+def announcement_of(lease: Lease) -> Announcement | None:
     """Where a collector says it answers; None for what cannot be read, or is said in another's name."""
     try:
         told = msgspec.json.decode(lease.metadata.annotations.get(wire.ANNOTATION, ""), type=Announcement)

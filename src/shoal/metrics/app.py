@@ -46,13 +46,17 @@ def snapshot_readers(config: MetricsConfig, client: Client) -> list[SnapshotRead
     """All that read snapshots and are switched on. Each is built from its own settings."""
     readers: list[SnapshotReader] = []
     influx = InfluxWriter(config.influx) if config.influx is not None else None
+    exporter: Exporter | None = None
     if config.exporter is not None:
         sources = [InfluxSource(influx.buffer)] if influx is not None else []
-        readers.append(("exporter", Exporter(config.exporter, client, sources=sources).run))
+        exporter = Exporter(config.exporter, client, sources=sources)
+        readers.append(("exporter", exporter.run))
     if config.history is not None:
         readers.append(("history", HistoryKeeper(Path(config.history.folder)).run))
         if config.history.serve:
-            readers.append(("history server", HistoryServer(config.history, client, config.node_name).run))
+            status = exporter.status if exporter is not None else lambda: None
+            server = HistoryServer(config.history, client, config.node_name, exporter=status)
+            readers.append(("history server", server.run))
     if influx is not None:
         readers.append(("InfluxDB", influx.run))
     if config.keti is not None:

@@ -79,6 +79,7 @@ class CardReader:
                 self._told = str(error)
                 log.warning("no cards are read: %s", error)
             return CardReadings(failures=dict(self._failures))
+        self._owners.begin()
         sampled = self._sampler.sample()
         processes = {one.card.uuid: processes_of(one.sample) for one in sampled.cards}
         owners = owners_of({process.pid for some in processes.values() for process in some}, self._owners)

@@ -39,6 +39,7 @@ from shoal.metrics.history_wire import (
     Announcement,
     CardReading,
     ContainerReading,
+    ExporterStatus,
     HistoryReading,
     LoadReading,
     NodeReading,
@@ -68,6 +69,8 @@ _LOOK_SECONDS: Final = 60.0
 _SEND_SECONDS: Final = 30.0
 _PIECE: Final = 1 << 16
 _RETRY_SECONDS: Final = 30.0
+#: How often it is looked whether the status of the port for Prometheus has changed.
+_STATUS_SECONDS: Final = 30.0
 
 
 class HistorySettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -124,7 +127,10 @@ class HistoryServer:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         bounds: Bounds = BOUNDS,
+        exporter: Callable[[], ExporterStatus | None] = lambda: None,
+        look_seconds: float = _STATUS_SECONDS,
     ) -> None:
+        """`exporter` tells how the port for Prometheus stands; it is asked every `look_seconds`."""
         self._settings = settings
         self._client = client
         self._node = node
@@ -132,6 +138,8 @@ class HistoryServer:
         self._clock = clock
         self._monotonic = monotonic
         self._bounds = bounds
+        self._exporter = exporter
+        self._look_seconds = look_seconds
         self._latest = LatestSnapshot()
         self._access = HistoryAccess(client, clock=monotonic)
         self._answering: Counter[bytes] = Counter()
@@ -158,15 +166,26 @@ class HistoryServer:
         """Say where it answers, now and whenever that changes, until cancelled."""
         settings = self._settings
         while True:
+            exporter = self._exporter()
             announcement = Announcement(
                 node=self._node,
                 host=settings.address or own_address(settings.host, self._client.access.server),
                 port=port,
                 authority=tls.authority,
                 server_name=tls.server_name,
+                exporter=exporter,
             )
-            await self._announce(announcement)
-            await tls.renewed()
+            renewed = asyncio.create_task(tls.renewed())
+            try:
+                await self._announce(announcement)
+                while not renewed.done():
+                    await asyncio.wait({renewed}, timeout=self._look_seconds)
+                    if (status := self._exporter()) != exporter:
+                        exporter = status
+                        await self._announce(msgspec.structs.replace(announcement, exporter=status))
+                renewed.result()
+            finally:
+                renewed.cancel()
 
     async def _announce(self, announcement: Announcement) -> None:
         """Return when the API server has taken it; why it does not is told once."""

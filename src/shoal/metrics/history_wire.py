@@ -46,6 +46,22 @@ class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     pass
 
 
+class ExporterStatus(_Wire, frozen=True, kw_only=True):
+    """The port for Prometheus: who can read which names there, and whether anybody scrapes it."""
+
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    #: The setting: auto, always or never.
+    pod_labels: Annotated[str, msgspec.Meta(max_length=16)] = ""
+    #: Whether series name pods.
+    names_pods: bool = False
+    #: Whether the settings say that a NetworkPolicy protects the port.
+    network_policy: bool = False
+    #: Whether clients show a password or a certificate.
+    authenticates: bool = False
+    #: Whether a client read the series in the last ten minutes; None while the collector runs for less.
+    scraped: bool | None = None
+
+
 class Announcement(_Wire, frozen=True, kw_only=True):
     """Where a collector answers, and by whose certificate it is known."""
 
@@ -55,6 +71,8 @@ class Announcement(_Wire, frozen=True, kw_only=True):
     #: PEM.
     authority: Annotated[str, msgspec.Meta(max_length=1 << 16)]
     server_name: Annotated[str, msgspec.Meta(min_length=1, max_length=253)] = SERVER_NAME
+    #: The port for Prometheus of the same collector; None where it is closed.
+    exporter: ExporterStatus | None = None
 
 
 class ContainerReading(_Wire, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,10 @@ class ContainerRef:
 class ProcessOwners(Protocol):
     """Looks up whose a process is."""
 
+    def begin(self) -> None:
+        """The driver is about to list processes: one that starts later is not in its list."""
+        ...
+
     def owner(self, pid: int) -> ContainerRef | None:
         """The container of a process; None when it belongs to none, or is gone."""
         ...
@@ -67,21 +72,32 @@ def container_of(cgroups: str) -> ContainerRef | None:
 
     All hierarchies of version 1 agree, but a hybrid host may have some in which kubelet puts nobody.
     """
-    paths = (line.split(":", 2)[2] for line in cgroups.splitlines() if line.count(":") >= 2)
+    # The kernel ends lines with "\n" and lets no name hold it; names may hold what else Python takes for an end.
+    paths = (line.split(":", 2)[2] for line in cgroups.split("\n") if line.count(":") >= 2)
     return next((found for found in map(container_in, paths) if found is not None), None)
 
 
 class HostProcesses:
-    """Asks the host's `/proc`. A PID is known together with its start, since numbers come back."""
+    """Asks the host's `/proc`. A PID is known together with its start, since numbers come back.
+
+    The driver lists PIDs, and `/proc` is asked later: by then a PID may be that of another process. That one has
+    started after `begin`, and has no owner in this reading.
+    """
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._known: BoundedCache[tuple[int, str], ContainerRef] = BoundedCache(_REMEMBERED)
+        self._known: BoundedCache[tuple[int, int], ContainerRef] = BoundedCache(_REMEMBERED)
+        self._begun = _ticks()
+
+    def begin(self) -> None:
+        """The driver is about to list processes."""
+        self._begun = _ticks()
 
     def owner(self, pid: int) -> ContainerRef | None:
-        """The container of a process, as long as that very process is there."""
+        """The container of a process that was there at the last `begin`, as long as that very process is there."""
         start = self._start(pid)
-        if start is None:
+        # One of the same tick may have started before or after.
+        if start is None or start >= self._begun:
             return None
         known = self._known.get((pid, start))
         if known is not None:
@@ -94,11 +110,11 @@ class HostProcesses:
             self._known.put((pid, start), found)
         return found
 
-    def _start(self, pid: int) -> str | None:
+    def _start(self, pid: int) -> int | None:
         """The moment of the start in ticks: the 22nd field, counted behind the name, which may hold anything."""
         text = self._read(pid, "stat")
         fields = [] if text is None else text.rpartition(")")[2].split()
-        return fields[19] if len(fields) > 19 else None
+        return int(fields[19]) if len(fields) > 19 and fields[19].isdecimal() else None
 
     def _read(self, pid: int, name: str) -> str | None:
         # Without pathlib, which costs more than the kernel does, for 200 processes in every interval.
@@ -112,6 +128,11 @@ class HostProcesses:
             return None
         finally:
             os.close(file)
+
+
+def _ticks() -> int:
+    """Now, as `/proc/PID/stat` tells when a process has started: in clock ticks since boot."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK") // 1_000_000_000
 
 
 def _uid(written: str) -> str:

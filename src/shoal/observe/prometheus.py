@@ -168,7 +168,13 @@ def sample(name: str, labels: Mapping[str, str], value: float) -> str:
 
 
 def escaped(text: str) -> str:
-    """The value of a label between its quotes."""
+    """The value of a label between its quotes. Characters that are not printable are replaced, ends of lines escaped.
+
+    Values come from nodes and drivers: a terminal would obey control characters, and some readers take a Unicode line
+    separator for the end of a line.
+    """
+    if not text.isprintable():
+        text = "".join(each if each == "\n" or each.isprintable() else "\ufffd" for each in text)
     if "\\" in text or '"' in text or "\n" in text:
         return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return text

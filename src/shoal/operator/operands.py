@@ -204,13 +204,14 @@ def _metrics_settings(spec: ClusterPolicySpec, namespace: str) -> dict[str, Any]
             "caFile": collector.influx.ca_file,
         }
         found["influx"] = {key: value for key, value in influx.items() if value}
-    exporter: dict[str, Any] = {}
+    exporter: dict[str, Any] = {"podLabels": collector.pod_labels}
+    if section.host_network:
+        exporter["networkPolicy"] = False  # a NetworkPolicy does not cover pods in the network of the host
     if section.config.name:
         exporter["countersConfigMap"] = f"{namespace}:{section.config.name}"
     if section.enable_pod_uid:
         exporter["podUid"] = True
-    if exporter:
-        found["exporter"] = exporter
+    found["exporter"] = exporter
     return found
 
 

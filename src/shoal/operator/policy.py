@@ -760,6 +760,10 @@ class CollectorFields(_Fields, frozen=True, kw_only=True):
     overuse_grace_seconds: Annotated[
         float, said("Seconds of using more than was booked before an Event tells of it.", least=0, most=_DAY)
     ] = 60.0
+    pod_labels: Annotated[
+        Literal["auto", "always", "never"],
+        said("Whether series name pods; auto: while a NetworkPolicy or authentication protects the port."),
+    ] = "auto"
     influx: Annotated[InfluxFields, said("The InfluxDB that KETI's measurements are written to.")] = InfluxFields()
 
 

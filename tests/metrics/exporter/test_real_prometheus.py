@@ -101,7 +101,7 @@ class Scene:
             group = await stack.enter_async_context(asyncio.TaskGroup())
             tasks = []
             for name, settings in (
-                ("gpu-1", ExporterSettings(listen="127.0.0.1:0")),
+                ("gpu-1", ExporterSettings(listen="127.0.0.1:0", network_policy=True)),
                 ("gpu-2", ExporterSettings(listen="127.0.0.1:0", web_config_file=str(self._web))),
             ):
                 latest = LatestSnapshot()
@@ -305,7 +305,7 @@ def test_promtool_reads_the_text_whatever_names_hold() -> None:
     ]
     card = card_snapshot(0, containers)
     card = replace(card, card=replace(card.card, model=hostile[0] + hostile[1]))
-    text = "\n".join([*SnapshotText(ExporterSettings()).lines(snapshot_of([card]), SERVED), ""])
+    text = "\n".join([*SnapshotText(ExporterSettings()).lines(snapshot_of([card]), SERVED, names_pods=True), ""])
     status, words = promtool("check", "metrics", stdin=text.encode(errors="replace"))
     # 3: names that are not to its taste, which are DCGM's. 1: a text that cannot be read.
     assert status in (0, 3), words
@@ -329,7 +329,11 @@ async def collecting(access: Access, machine: Machine) -> AsyncIterator[tuple[La
                 latest=latest,
             )
         ),
-        asyncio.create_task(Exporter(ExporterSettings(listen="127.0.0.1:0"), serving_at=ports.put_nowait).run(latest)),
+        asyncio.create_task(
+            Exporter(ExporterSettings(listen="127.0.0.1:0", network_policy=True), serving_at=ports.put_nowait).run(
+                latest
+            )
+        ),
     ]
     try:
         yield latest, await ports.get()

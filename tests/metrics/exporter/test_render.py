@@ -50,9 +50,11 @@ COUNTERS = {
 }
 
 
-def families(snapshot: Snapshot, counters: CounterList = SERVED, **settings: object) -> dict[str, Family]:
+def families(
+    snapshot: Snapshot, counters: CounterList = SERVED, *, names_pods: bool = True, **settings: object
+) -> dict[str, Family]:
     writer = SnapshotText(ExporterSettings(**settings))  # type: ignore[arg-type]
-    return read("\n".join([*writer.lines(snapshot, counters), ""]))
+    return read("\n".join([*writer.lines(snapshot, counters, names_pods=names_pods), ""]))
 
 
 def one(family: Family) -> tuple[dict[str, str], float]:
@@ -131,12 +133,12 @@ def test_labels_stand_in_dcgms_order() -> None:
         ({}, {"Hostname", "UUID", "pod"}, {"hostname", "pod_uid", "uuid"}),
         ({"hostname_label": HostnameLabel.LOWER}, {"hostname"}, {"Hostname"}),
         ({"hostname_label": HostnameLabel.NONE}, {"UUID"}, {"Hostname", "hostname"}),
-        ({"pod_labels": False}, {"UUID"}, {"pod", "namespace", "container"}),
+        ({"names_pods": False, "pod_uid": True}, {"UUID"}, {"pod", "namespace", "container", "pod_uid"}),
         ({"old_labels": True}, {"uuid", "pod_name", "pod_namespace", "container_name"}, {"UUID", "pod", "container"}),
     ],
 )
 def test_settings_choose_labels(settings: dict[str, object], there: set[str], away: set[str]) -> None:
-    served = families(snapshot_of([card_snapshot(0, [container_of(1, GIB)])]), SERVED, **settings)
+    served = families(snapshot_of([card_snapshot(0, [container_of(1, GIB)])]), SERVED, **settings)  # type: ignore[arg-type]
     names = one(served["DCGM_FI_DEV_GPU_TEMP"])[0].keys()
     assert there <= names
     assert not away & names
@@ -276,7 +278,10 @@ def test_bus_addresses_are_written_as_dcgm_does(pci: str, written: str) -> None:
 _TEXT = st.one_of(
     st.text(alphabet=st.characters(), max_size=40),
     st.sampled_from(
-        ['a"b', "a\\", 'x"} 1\nDCGM_FI_DEV_GPU_TEMP{gpu="9', "\n\n", "\0", "\ud800", "é" * 300, "\r\n# HELP x"]
+        (
+            *("a\u2028b 1", "\x85\x9b", "\x1b[2J", 'a"b', "a\\", 'x"} 1\nDCGM_FI_DEV_GPU_TEMP{gpu="9'),
+            *("\n\n", "\0", "\ud800", "é" * 300, "\r\n# HELP x"),
+        )
     ),
     st.integers(0, 255).map(lambda byte: chr(byte) * (64 << 10)),
 )

@@ -18,13 +18,14 @@ import pytest
 from shoal.embedded.certificates import Pki, make_pki
 from shoal.http.errors import TlsError
 from shoal.kube.certificates import fingerprint
+from shoal.metrics.attribution import UseSource
 from shoal.metrics.exporter.errors import ExporterConfigError
 from shoal.metrics.exporter.passwords import BasicUsers, bcrypt
 from shoal.metrics.exporter.server import Exporter, InfluxSource
-from shoal.metrics.exporter.settings import ExporterSettings
+from shoal.metrics.exporter.settings import ExporterSettings, PodLabels, SharedSeries
 from shoal.metrics.exporter.web_config import WebAccess, parse
 from shoal.metrics.influx import InfluxBuffer, InfluxPoint
-from shoal.metrics.snapshot import LatestSnapshot
+from shoal.metrics.snapshot import ContainerName, ContainerSnapshot, LatestSnapshot
 from shoal.observe.prometheus import CONTENT_TYPE, MetricSource
 from tests.metrics.exporter.patience import until
 from tests.metrics.exporter.snapshots import GIB, busy_node, card_snapshot, container_of, snapshot_of
@@ -138,7 +139,7 @@ async def test_an_old_snapshot_is_shown_no_more_and_its_age_is() -> None:
     async with served(clock=clock) as at:
         assert (await at.get("/readyz"))[:2] == (503, "the cards were not read yet")
         assert (await at.get("/healthz"))[0] == 200
-        assert (await at.families()).keys() == {"shoal_exporter_config_ok"}
+        assert (await at.families()).keys() == {"shoal_exporter_config_ok", "shoal_exporter_names_pods"}
         at.latest.put(snapshot_of([card_snapshot(0)], interval=5.0, monotonic=clock.now))
         clock.now += 15.0
         for path in ("/health", "/healthz", "/readyz"):
@@ -149,11 +150,105 @@ async def test_an_old_snapshot_is_shown_no_more_and_its_age_is() -> None:
             status, words, _ = await at.get(path)
             assert (status, words) == (503, "the cards were last read 16 s ago, and every 5 s was meant: see the log")
         families = await at.families()
-        assert families.keys() == {"shoal_sample_age_seconds", "shoal_exporter_config_ok"}
+        ever = {"shoal_sample_age_seconds", "shoal_exporter_config_ok", "shoal_exporter_names_pods"}
+        assert families.keys() == ever
         assert list(families["shoal_sample_age_seconds"].series.values()) == [15.5]
         at.latest.put(snapshot_of([card_snapshot(0)], number=2, monotonic=clock.now))
         assert "DCGM_FI_DEV_GPU_TEMP" in await at.families()
         assert (await at.get("/healthz"))[0] == 200
+
+
+#: Names of `PRIVATE`, which no stranger may read.
+SECRETS = ("secret-team", "secret-pod", "secret-container", "secret-uid")
+PRIVATE = snapshot_of(
+    [
+        card_snapshot(0, [ContainerSnapshot(ContainerName(*SECRETS), GIB, GIB, GIB, 5, UseSource.PROCESS)]),
+        card_snapshot(1, [container_of(1, GIB), container_of(2, GIB)]),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"shared_series": SharedSeries.DCGM, "pod_uid": True},
+        {"old_labels": True},
+        {"pod_labels": PodLabels.NEVER, "network_policy": True},
+    ],
+)
+async def test_whoever_reaches_an_open_port_reads_cards_and_no_pod(settings: dict[str, object]) -> None:
+    async with served(ExporterSettings(**settings)) as at:  # type: ignore[arg-type]
+        at.latest.put(replace(PRIVATE, monotonic=time.monotonic()))
+        text = (await at.get())[1]
+        assert not [name for name in (*SECRETS, "team-a", "train-1") if name in text]
+        found = read(text)
+        assert len(found["DCGM_FI_DEV_POWER_USAGE"].series) == 2
+        assert found["shoal_card_memory_used_bytes"].series
+        assert not [name for name in found if name.startswith("shoal_container")]
+        assert list(found["shoal_exporter_names_pods"].series.values()) == [0]
+        status = at.exporter.status()
+        assert status is not None
+        assert not status.names_pods
+
+
+@pytest.mark.parametrize("settings", [{"network_policy": True}, {"pod_labels": PodLabels.ALWAYS}])
+async def test_pods_are_named_behind_a_network_policy_or_at_the_administrators_word(
+    settings: dict[str, object],
+) -> None:
+    async with served(ExporterSettings(**settings)) as at:  # type: ignore[arg-type]
+        at.latest.put(replace(PRIVATE, monotonic=time.monotonic()))
+        found = await at.families()
+        assert ("secret-pod",) in found["DCGM_FI_DEV_POWER_USAGE"].by("pod")
+        assert ("secret-team",) in found["shoal_container_memory_used_bytes"].by("namespace")
+        assert list(found["shoal_exporter_names_pods"].series.values()) == [1]
+
+
+async def test_pods_are_named_while_clients_are_asked_for_a_password(tmp_path: Path) -> None:
+    path = tmp_path / "web.yaml"
+    path.write_text(f"basic_auth_users: {{alice: '{bcrypt(b'secret', SALT)}'}}\n")
+    async with served(ExporterSettings(web_config_file=str(path))) as at:
+        at.latest.put(replace(PRIVATE, monotonic=time.monotonic()))
+        at.headers["Authorization"] = basic("alice", "secret")
+        assert ("secret-pod",) in (await at.families())["DCGM_FI_DEV_POWER_USAGE"].by("pod")
+        # The password is taken away while it runs: the names go in the same moment.
+        path.write_text("basic_auth_users: {}\n")
+        at.headers.clear()
+
+        async def is_open() -> bool:
+            return (await at.get())[0] == 200
+
+        await until(is_open)
+        assert "secret-pod" not in (await at.get())[1]
+
+
+async def test_names_need_a_client_certificate_and_not_only_tls(tmp_path: Path, pki: Pki) -> None:
+    required = f"  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: {pki.authority}\n"
+    for clients, names_pods in (("", False), (required, True)):
+        path = web_file(tmp_path / "web.yaml", pki, clients)
+        async with served(ExporterSettings(web_config_file=str(path)), scheme="https") as at:
+            status = at.exporter.status()
+            assert status is not None
+            assert status.names_pods is names_pods
+
+
+async def test_a_port_that_nobody_scrapes_is_known_after_ten_minutes() -> None:
+    clock = Clock()
+    async with served(clock=clock) as at:
+
+        def scraped() -> bool | None:
+            status = at.exporter.status()
+            assert status is not None
+            return status.scraped
+
+        assert scraped() is None
+        clock.now += 601
+        await at.get("/healthz")
+        assert scraped() is False
+        await at.get()
+        assert scraped() is True
+        clock.now += 601
+        assert scraped() is False
 
 
 async def test_other_paths_and_methods_are_refused() -> None:

@@ -77,6 +77,7 @@ spec:
         - {name: history, containerPort: 9401}
         {{- if .Values.metricsScores.enabled }}
         - {name: grpc, containerPort: 9323}
+        - {name: grpc-v1, containerPort: 9000}
         {{- end }}
         # A collector without cards is alive: a restart would not bring them.
         livenessProbe:
@@ -147,6 +148,8 @@ data:
     overuseGraceSeconds: {{ $set.overuseGraceSeconds }}
     history: {folder: /var/lib/shoal/history}
     digest: {ttlSeconds: 180}
+    # networkPolicy: whether network.yaml keeps port 9400 to named clients. Series then name pods.
+    exporter: {podLabels: {{ $set.podLabels }}, networkPolicy: {{ include "shoal.metricsProtected" . }}}
     {{- if $set.influx.url }}
     influx:
       {{- range $key, $value := $set.influx }}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from shoal.analysis.doctor import cluster, nodes, pods, setup, workloads
+from shoal.analysis.doctor import cluster, metrics, nodes, pods, setup, workloads
 from shoal.analysis.doctor.findings import Finding
 from shoal.analysis.doctor.installation import Installation
 
@@ -25,6 +25,7 @@ _CHECKS: Final[tuple[Callable[[Installation], Iterable[Finding]], ...]] = (
     workloads.rights,
     workloads.versions,
     cluster.policies,
+    metrics.scrapes,
     pods.unheard,
     pods.allocations,
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
+from shoal.analysis.collectors import announcement_of
 from shoal.analysis.installed import GRANTS, namespace_of
 from shoal.kube.client import Client
 from shoal.kube.errors import ForbiddenError, NotFoundError
@@ -14,6 +15,8 @@ from shoal.kube.objects.node import Node
 from shoal.kube.objects.others import Lease
 from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import LEASES, NODES, PODS, RawObject, Resource
+from shoal.metrics import history_wire
+from shoal.metrics.history_wire import Announcement
 from shoal.model.contract import gpushare, kubernetes, shoal
 from shoal.operator.nvidia import NVIDIA_POLICIES
 from shoal.operator.writes import POLICIES
@@ -23,6 +26,7 @@ T = TypeVar("T")
 _DAEMON_SETS: Final = Resource("apps", "v1", "daemonsets", "DaemonSet", dict, whole=True)
 _DEPLOYMENTS: Final = Resource("apps", "v1", "deployments", "Deployment", dict, whole=True)
 _SLICES: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", dict, whole=True)
+_NETWORK_POLICIES: Final = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", dict, whole=True)
 _POLICIES: Final = Resource(
     "admissionregistration.k8s.io",
     "v1",
@@ -68,6 +72,10 @@ class Installation:
     #: ClusterPolicies of Shoal, and of NVIDIA; none where the kind is not known.
     wishes: list[RawObject] | None = field(default_factory=list)
     nvidia_wishes: list[RawObject] | None = field(default_factory=list)
+    #: What collectors report of themselves.
+    collectors: list[Announcement] | None = field(default_factory=list)
+    #: NetworkPolicies of the namespace where Shoal is installed.
+    network_policies: list[RawObject] | None = field(default_factory=list)
     #: Kinds that this cluster does not have.
     absent: frozenset[str] = field(default=frozenset())
 
@@ -108,9 +116,11 @@ async def read_installation(client: Client) -> Installation:
         listed(_BINDINGS),
     )
     wishes, nvidia_wishes = await asyncio.gather(listed(POLICIES), listed(NVIDIA_POLICIES))
-    leader, node_leases = await asyncio.gather(
+    leader, node_leases, history_leases, network_policies = await asyncio.gather(
         named(LEASES, shoal.NAME_SCHEDULER, namespace=home),
         listed(LEASES, kubernetes.NODE_LEASES),
+        listed(LEASES, history_wire.NAMESPACE),
+        listed(_NETWORK_POLICIES, home),
     )
     return Installation(
         version=version.git_version,
@@ -128,5 +138,9 @@ async def read_installation(client: Client) -> Installation:
         granted=await named(GRANTS, shoal.NAME_SCHEDULER, shoal.NAME_AGENT),
         wishes=wishes,
         nvidia_wishes=nvidia_wishes,
+        collectors=None
+        if history_leases is None
+        else [one for lease in history_leases if (one := announcement_of(lease)) is not None],
+        network_policies=network_policies,
         absent=frozenset(absent),
     )

@@ -2,7 +2,8 @@
 
 Labels stand in dcgm-exporter's order: card, MIG instance, node, label fields, then those of the pod. Series of a card
 stand once per card. They carry the pod's labels when exactly one container has booked or uses it, and none when several
-do; `sharedSeries: dcgm` gives each of these a copy.
+do; `sharedSeries: dcgm` gives each of these a copy. Without `names_pods` no line names a pod, and containers have no
+series.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.gpu.protocol import Card, MigSample
@@ -24,8 +25,6 @@ _MEBIBYTE: Final = 2**20
 #: Longer than any name in Kubernetes. What is longer still is cut, and told apart by its hash.
 _LONGEST_LABEL: Final = 256
 _HASH_LENGTH: Final = 12
-#: Prometheus takes a NUL for the end of the text, and terminals take others for orders.
-_CONTROL: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 _PCI: Final = re.compile(r"([0-9a-fA-F]{1,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])").fullmatch
 _BLANKS: Final = re.compile(r"\s+")
 
@@ -41,7 +40,7 @@ def _bounded(value: str) -> str:
     if len(value) > _LONGEST_LABEL:
         digest = hashlib.sha256(value.encode(errors="replace")).hexdigest()[:_HASH_LENGTH]
         value = f"{value[: _LONGEST_LABEL - _HASH_LENGTH - 1]}…{digest}"
-    return value if value.isprintable() else _CONTROL.sub("�", value.encode(errors="replace").decode())
+    return value
 
 
 def pci_bus_id(pci: str) -> str:
@@ -70,8 +69,10 @@ class SnapshotText:
         self._uuid = "uuid" if old else "UUID"
         self._pod_names = ("container_name", "pod_namespace", "pod_name") if old else ("container", "namespace", "pod")
 
-    def lines(self, snapshot: Snapshot, counters: CounterList) -> Iterator[str]:
-        """All series of a snapshot."""
+    def lines(self, snapshot: Snapshot, counters: CounterList, *, names_pods: bool) -> Iterator[str]:
+        """All series of a snapshot; without `names_pods` those that name no pod."""
+        if not names_pods:
+            snapshot = replace(snapshot, cards=tuple(replace(card, containers=()) for card in snapshot.cards))
         cards = [(card, self._labels_of(snapshot, card, counters)) for card in snapshot.cards]
         for counter in counters.counters:
             written = [
@@ -145,7 +146,7 @@ class SnapshotText:
         if settings.hostname_label is not HostnameLabel.NONE:
             before.append((settings.hostname_label.value, snapshot.node))
         text = label_text(before)
-        if not settings.pod_labels or not containers:
+        if not containers:
             return _Labels(text, fields, ())
         if settings.shared_series is SharedSeries.DCGM:
             return _Labels(text, fields, (), tuple(self._copies(containers)))

@@ -2,7 +2,8 @@
 
 A scrape shows the last snapshot and asks nobody. Its text is made once per snapshot, however many ask. When there is no
 new snapshot for three intervals the series of cards and containers end, rather than show what was: only the age stays.
-Probes are answered without a password; `/metrics` is not.
+Probes are answered without a password; `/metrics` is not. While nothing protects the port, series name no pods unless
+the settings say so (`podLabels`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from shoal.http.server import Bounds, Routes, serving
 from shoal.kube.client import Client
 from shoal.metrics.exporter.counters_csv import LOOK_SECONDS, CounterList, CounterSource, counter_source
 from shoal.metrics.exporter.render import SnapshotText
-from shoal.metrics.exporter.settings import ExporterSettings, address
+from shoal.metrics.exporter.settings import ExporterSettings, PodLabels, address
 from shoal.metrics.exporter.web_config import WebAccess
+from shoal.metrics.history_wire import ExporterStatus
 from shoal.metrics.influx import InfluxBuffer
 from shoal.metrics.snapshot import LatestSnapshot, Snapshot
 from shoal.model.contract import shoal
@@ -39,8 +41,15 @@ PATH_HEALTH: Final = "/health"
 STALE_INTERVALS: Final = 3
 #: Bodies are not read at all.
 _BOUNDS: Final = Bounds(connections=128, per_peer=32, body=0, bodies=0)
+#: A port that was not scraped for so long counts as not scraped.
+SCRAPED_SECONDS: Final = 600.0
 _GZIP_LEVEL: Final = 3
 _GZIP: Final = 16 + zlib.MAX_WBITS
+_WITHHELD: Final = (
+    "series on port %d name no pods, since nothing protects the port: set exporter.webConfigFile with "
+    "basic_auth_users or client certificates, set exporter.networkPolicy to true where a NetworkPolicy admits only "
+    "your monitoring, or set exporter.podLabels to always to show pods to everyone who reaches the port"
+)
 _REALM: Final = {"WWW-Authenticate": "Basic"}
 
 
@@ -103,7 +112,11 @@ class Exporter:
         self._serving_at = serving_at
         self._look_seconds = look_seconds
         self._writer = SnapshotText(settings)
-        self._page: tuple[Snapshot, CounterList, _Page] | None = None
+        self._page: tuple[Snapshot, CounterList, bool, _Page] | None = None
+        #: While it serves: the port, and who may ask.
+        self._serving: tuple[int, WebAccess] | None = None
+        self._began = clock()
+        self._scraped: float | None = None
         #: How often a text was made, for tests.
         self.rendered = 0
 
@@ -131,8 +144,41 @@ class Exporter:
             group.create_task(access.run(), name="web configuration")
             async with serving(routes, host or _all_addresses(), port, _BOUNDS, access.context) as serving_port:
                 log.info("Prometheus is served on port %d%s", serving_port, " with TLS" if access.context else "")
+                if settings.pod_labels is PodLabels.AUTO and not settings.names_pods(
+                    authenticated=access.authenticates
+                ):
+                    log.warning(_WITHHELD, serving_port)
+                self._serving = serving_port, access
                 self._serving_at(serving_port)
-                await asyncio.Event().wait()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self._serving = None
+
+    def status(self) -> ExporterStatus | None:
+        """The port as `shoal doctor` reports it; None while it is closed."""
+        if self._serving is None:
+            return None
+        port, access = self._serving
+        now = self._clock()
+        recent = self._scraped is not None and now - self._scraped <= SCRAPED_SECONDS
+        return ExporterStatus(
+            port=port,
+            pod_labels=self._settings.pod_labels.value,
+            names_pods=self.names_pods(access),
+            network_policy=self._settings.network_policy,
+            authenticates=access.authenticates,
+            # At the start nobody can tell yet.
+            scraped=recent if recent or now - self._began > SCRAPED_SECONDS else None,
+        )
+
+    def names_pods(self, access: WebAccess) -> bool:
+        """Whether series name pods now."""
+        return self._settings.names_pods(authenticated=access.authenticates)
+
+    def scraped(self) -> None:
+        """Note that a client has read the series."""
+        self._scraped = self._clock()
 
     def age(self, snapshot: Snapshot) -> float:
         """Seconds since a snapshot was made."""
@@ -145,16 +191,20 @@ class Exporter:
     def page(self, snapshot: Snapshot | None, counters: CounterSource, access: WebAccess) -> tuple[_Page, bytes]:
         """The text of a snapshot, and what is worked out for each scrape."""
         shown = None if snapshot is None or self.stale(snapshot) else snapshot
-        return self._text_of(shown, counters.current), "\n".join([*self._rest(snapshot, counters, access), ""]).encode()
+        page = self._text_of(shown, counters.current, names_pods=self.names_pods(access))
+        return page, "\n".join([*self._rest(snapshot, counters, access), ""]).encode()
 
-    def _text_of(self, snapshot: Snapshot | None, counters: CounterList) -> _Page:
+    def _text_of(self, snapshot: Snapshot | None, counters: CounterList, *, names_pods: bool) -> _Page:
         if snapshot is None:
             return _Page(b"")
-        if self._page is not None and self._page[0] is snapshot and self._page[1] is counters:
-            return self._page[2]
+        if self._page is not None:
+            of, listed, named, page = self._page
+            if of is snapshot and listed is counters and named is names_pods:
+                return page
         self.rendered += 1
-        page = _Page("\n".join([*self._writer.lines(snapshot, counters), ""]).encode(errors="replace"))
-        self._page = (snapshot, counters, page)
+        lines = self._writer.lines(snapshot, counters, names_pods=names_pods)
+        page = _Page("\n".join([*lines, ""]).encode(errors="replace"))
+        self._page = (snapshot, counters, names_pods, page)
         return page
 
     def _rest(self, snapshot: Snapshot | None, counters: CounterSource, access: WebAccess) -> Iterator[str]:
@@ -166,6 +216,9 @@ class Exporter:
         yield from head(name, "0 while a file of the exporter's cannot be used, and an older one counts.", "gauge")
         yield sample(name, {"file": "counters"}, int(not counters.refused))
         yield sample(name, {"file": "web"}, int(not access.refused))
+        name = "shoal_exporter_names_pods"
+        yield from head(name, "1 while series name pods, 0 while the names are withheld.", "gauge")
+        yield sample(name, {}, int(self.names_pods(access)))
         for source in self._sources:
             yield from source.lines()
 
@@ -183,6 +236,7 @@ class _Answers:
         if len(self.access.users) and not await self.access.users.admits(request.headers.get("Authorization", "")):
             raise web.HTTPUnauthorized(text="give user and password", headers={**_REALM, **self.access.headers})
         page, rest = self.exporter.page(self.latest.current, self.counters, self.access)
+        self.exporter.scraped()
         headers = {"Content-Type": CONTENT_TYPE, "X-Content-Type-Options": "nosniff", **self.access.headers}
         if not _wants_gzip(request.headers.get("Accept-Encoding", "")):
             return web.Response(body=page.text + rest, headers=headers)

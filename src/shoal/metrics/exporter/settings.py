@@ -42,6 +42,15 @@ class SharedSeries(StrEnum):
     DCGM = "dcgm"
 
 
+class PodLabels(StrEnum):
+    """Whether series name pods: the pod labels of DCGM's series, and Shoal's series of containers."""
+
+    #: Only while a NetworkPolicy or authentication protects the port.
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 class ExporterSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """The settings of the port for Prometheus."""
 
@@ -50,8 +59,11 @@ class ExporterSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     #: Which fields are served: dcgm-exporter's CSV in a file, or in a ConfigMap as namespace:name.
     counters_file: str = ""
     counters_config_map: str = ""
-    #: Labels of the pod on the series of a card that one container has.
-    pod_labels: bool = True
+    #: Whether series name pods, which everyone who reaches an open port can read.
+    pod_labels: PodLabels = PodLabels.AUTO
+    #: A NetworkPolicy admits only clients that may read the names of pods. The collector cannot see NetworkPolicies:
+    #: the manifests that contain the policy set this.
+    network_policy: bool = False
     pod_uid: bool = False
     hostname_label: HostnameLabel = HostnameLabel.UPPER
     shared_series: SharedSeries = SharedSeries.ONCE
@@ -60,6 +72,12 @@ class ExporterSettings(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     replace_blanks_in_model_name: bool = False
     #: TLS and basic authentication, in the format of Prometheus's exporters.
     web_config_file: str = ""
+
+    def names_pods(self, *, authenticated: bool) -> bool:
+        """Whether series name pods on a port whose clients are `authenticated`, or not."""
+        if self.pod_labels is PodLabels.AUTO:
+            return self.network_policy or authenticated
+        return self.pod_labels is PodLabels.ALWAYS
 
     def __post_init__(self) -> None:
         """Refuse what no type can tell."""
@@ -132,7 +150,13 @@ DCGM_SETTINGS: Final[tuple[DcgmSetting, ...]] = (
     DcgmSetting("collectors", "f", "DCGM_EXPORTER_COLLECTORS", _text("counters_file")),
     DcgmSetting("address", "a", "DCGM_EXPORTER_LISTEN", _text("listen")),
     DcgmSetting("collect-interval", "c", "DCGM_EXPORTER_INTERVAL", lambda text: {}),
-    DcgmSetting("kubernetes", "k", "DCGM_EXPORTER_KUBERNETES", _switch("pod_labels"), switch=True),
+    DcgmSetting(
+        "kubernetes",
+        "k",
+        "DCGM_EXPORTER_KUBERNETES",
+        _switch("pod_labels", PodLabels.ALWAYS, PodLabels.NEVER),
+        switch=True,
+    ),
     DcgmSetting("use-old-namespace", "o", "DCGM_EXPORTER_USE_OLD_NAMESPACE", _switch("old_labels"), switch=True),
     DcgmSetting(
         "configmap-data",

@@ -185,6 +185,11 @@ class WebAccess:
         """Headers of every answer."""
         return self._config.headers
 
+    @property
+    def authenticates(self) -> bool:
+        """Whether every client shows a password or a certificate before it reads `/metrics`."""
+        return len(self.users) > 0 or (self.context is not None and self.context.verify_mode is ssl.CERT_REQUIRED)
+
     async def run(self) -> None:
         """Keep it as new as its files, until cancelled."""
         while True:
