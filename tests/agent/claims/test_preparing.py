@@ -434,7 +434,7 @@ async def test_a_claim_made_of_names(desk: Desk, again: bool):
 
 LARGE = {keti.ANNOTATION_MEMORY_LIMIT: "14Gi"}
 ONE_CLIENT = {keti.RESOURCE_MPS: "1"}
-BY_HAND = {"annotations": {}, "ownerReferences": []}
+BY_HAND: dict[str, Any] = {"annotations": {}, "ownerReferences": []}
 FOR_ANOTHER = {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "q", "uid": "q", "controller": True}]}
 SHARED = {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "p", "controller": False}]}
 
@@ -448,21 +448,20 @@ async def test_a_status_that_names_a_claim_which_was_not_made_for_the_pod(desk: 
 
 
 @pytest.mark.parametrize(
-    "request_",
+    ("count", "clients"),
     [
-        {"allocationMode": "ExactCount", "count": 1, "capacity": {"requests": {"memory": "1Mi", "clients": "1"}}},
-        {"allocationMode": "ExactCount", "count": 2, "capacity": {"requests": {"memory": "14Gi", "clients": "1"}}},
-        {"allocationMode": "All", "capacity": {"requests": {"memory": "14Gi", "clients": "1"}}},
-        {"allocationMode": "ExactCount", "count": 1},
-        None,
+        ({"count": 1, "capacity": {"requests": {"memory": "1Mi", "clients": "1"}}}, "1"),
+        ({"count": 2, "capacity": {"requests": {"memory": "14Gi", "clients": "1"}}}, "1"),
+        ({"allocationMode": "All", "capacity": {"requests": {"memory": "14Gi", "clients": "1"}}}, "1"),
+        ({"count": 1}, "0"),
     ],
 )
-async def test_a_claim_that_requests_something_else_than_its_pod(desk: Desk, request_: dict[str, Any] | None):
+async def test_a_claim_that_requests_something_else_than_its_pod(desk: Desk, count: dict[str, Any], clients: str):
     """Whoever made it: owner and annotation are as a scheduler writes them."""
     pod = desk.pod_by_names(ONE_CLIENT, annotations=LARGE)
-    claim = desk.make(pod, ("r0", 1, "1Mi"), clients="1")
-    made = [] if request_ is None else [{"name": "r0", "exactly": request_}]
-    desk.api.claims["c"]["spec"] = {"devices": {"requests": made}}
+    claim = desk.make(pod, ("r0", 1, "1Mi"), clients=clients)
+    exactly = {"allocationMode": "ExactCount", **count}
+    desk.api.claims["c"]["spec"] = {"devices": {"requests": [{"name": "r0", "exactly": exactly}]}}
     assert "is not what container 'c0' of pod 'p' asks for" in (await desk.prepare(claim)).error
     assert desk.held() == {}
 
