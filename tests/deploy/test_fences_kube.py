@@ -53,6 +53,18 @@ class Fenced:
     def _is_fenced(self, account: str) -> bool:
         return "ValidatingAdmissionPolicy" in self.write(account, {"metadata": {"labels": {"probe": "x"}}}, dry=True)
 
+    def change(self, user: str, config_map: str, method: str = "PATCH", body: dict[str, Any] | None = None) -> str:
+        """What a user is told who writes a ConfigMap of the operator's namespace; empty if it was written."""
+        headers = {
+            "Content-Type": "application/merge-patch+json" if method == "PATCH" else "application/json",
+            "Impersonate-User": user,
+        }
+        path = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
+        path += f"/{config_map}" if method != "POST" else ""
+        sent = json.dumps(body or {"metadata": {"name": config_map}, "data": {"x": "y"}}).encode()
+        answer = self.connection.request(method, path, sent, headers)
+        return "" if answer.status in (200, 201) else str(answer.body["message"])
+
     def write(self, account: str, patch: dict[str, Any], node: str = OWN, at: str = OWN, *, dry: bool = False) -> str:
         """What an account that runs on a node is told when it writes to one; empty if it was written."""
         headers = {
@@ -113,3 +125,28 @@ def test_accounts_write_to_nodes_what_is_theirs_and_nothing_else(fenced: Fenced)
     assert "label a of a node is not for the driver manager" in write("shoal-driver", labels(a="c"))
     assert "labels and unschedulable of a node only" in write("shoal-driver", annotated("x", "y"))
     assert "labels and unschedulable of a node only" in write("shoal-driver", more)
+    # What pods on nodes run from is written by those who may write DaemonSets there, not by who edits ConfigMaps.
+    guarded_config_maps(fenced)
+
+
+def guarded_config_maps(fenced: Fenced) -> None:
+    operator, editor = f"system:serviceaccount:{NAMESPACE}:shoal-operator", "editor"
+    rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["*"]}
+    role = {"metadata": {"name": "editor"}, "rules": [rule]}
+    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": editor}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "editor"}
+    binding = {"metadata": {"name": "editor"}, "subjects": [subject], "roleRef": reference}
+    for resource, body in (("roles", role), ("rolebindings", binding)):
+        path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/{resource}"
+        headers = {"Content-Type": "application/json"}
+        assert fenced.connection.request("POST", path, json.dumps(body).encode(), headers).status == 201
+    wait_for(lambda: fenced.change(editor, "theirs", "POST") == "", "the editor's rights in force")
+    assert fenced.change(editor, "theirs") == ""
+    assert "only by those who may patch DaemonSets" in fenced.change(editor, "shoal-operands")
+    assert "only by those who may patch DaemonSets" in fenced.change(editor, "shoal-operands", "DELETE")
+    # Scripts of privileged containers, once the operator has made them.
+    assert "only by those who may patch DaemonSets" in fenced.change(editor, "shoal-toolkit", "POST")
+    assert fenced.change(operator, "shoal-toolkit", "POST") == ""
+    assert "only by those who may patch DaemonSets" in fenced.change(editor, "shoal-toolkit")
+    assert fenced.change(operator, "shoal-toolkit") == ""
+    assert fenced.change(operator, "shoal-toolkit", "DELETE") == ""

@@ -60,6 +60,11 @@ def reconcile(world: World) -> list[Action]:
     return actions
 
 
+def refused(world: World) -> list[Action]:
+    """The status of all policies while no manifests of operands can be used. Nothing else is written."""
+    return [action for policy in world.policies for action in status.refused(world, policy)]
+
+
 def _is_daemon_set(action: Action) -> bool:
     return isinstance(action, Apply) and action.manifest.get("kind") == "DaemonSet"
 

@@ -34,6 +34,8 @@ from shoal.operator.world import World
 
 READY: Final = "Ready"
 ERROR: Final = "Error"
+#: The reason of both while the manifests that are mounted cannot be used.
+OPERANDS_REFUSED: Final = "OperandsRefused"
 #: Events of one pass; the status has the rest.
 _MOST_EVENTS: Final = 20
 _MOST_STEPS: Final = 5
@@ -114,6 +116,21 @@ def leaving(world: World, policy: RawObject, waiting: str) -> list[Action]:
         waiting_for=bounded(waiting),
         observed_generation=meta_of(policy).generation,
         conditions=_conditions(world, policy, [(READY, "False", "Uninstalling", why)]),
+    ).document()
+    old = policy.get("status") or {}
+    return [] if document == old else [_write(policy, document, old)]
+
+
+def refused(world: World, policy: RawObject) -> list[Action]:
+    """The writes for a policy while the operator has no manifests that it may apply."""
+    why = world.operands_error
+    told = [(READY, "False", OPERANDS_REFUSED, why), (ERROR, "True", OPERANDS_REFUSED, why)]
+    document = ClusterPolicyStatus(
+        state="notReady",
+        namespace=world.namespace,
+        waiting_for=bounded(why),
+        observed_generation=meta_of(policy).generation,
+        conditions=_conditions(world, policy, told),
     ).document()
     old = policy.get("status") or {}
     return [] if document == old else [_write(policy, document, old)]
@@ -294,6 +311,8 @@ def _ready_words(state: NodesState, sections: Iterable[_SectionState], waits: st
 def _error(
     world: World, problems: tuple[PolicyProblem, ...], state: NodesState, sections: Iterable[_SectionState]
 ) -> tuple[Literal["True", "False"], str, str]:
+    if world.operands_error:
+        return "True", OPERANDS_REFUSED, world.operands_error
     for what, words in sorted(world.failures.items()):
         return "True", "ReconcileFailed", f"{what} could not be written: {words}"
     wrong = [one for one in problems if one.effect != "ignored"]
