@@ -377,13 +377,23 @@ def test_config_maps_that_run_on_nodes_are_guarded() -> None:
     assert set(re.findall(r"'(shoal-[a-z]+)'", condition["expression"])) == held | {NAME_OPERANDS}
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_the_drivers_account_is_there_only_where_the_driver_can_run(on: bool) -> None:
+    found = objects(WHOLE_DRIVER if on else {})
+    assert ("driver" in operands(found)) == on
+    assert (
+        any("shoal-driver" in yaml.safe_dump(obj) for obj in found if obj["kind"] != "ValidatingAdmissionPolicy") == on
+    )
+
+
 @pytest.mark.parametrize("name", ["defaults", "driver and toolkit", "other images", "fences and monitors"])
 def test_operands_are_whole(name: str, tmp_path: Path) -> None:
     found = objects(COMBINATIONS[name])
     accounts = {obj["metadata"]["name"] for obj in found if obj["kind"] == "ServiceAccount"}
     settings = {obj["metadata"]["name"] for obj in found if obj["kind"] == "ConfigMap"}
     parts = operands(found)
-    assert parts.keys() == FILES.keys()
+    driver = set() if "driver.enabled" in COMBINATIONS[name] else {"driver"}
+    assert parts.keys() == FILES.keys() - driver
     assert taken_by_the_operator(found, tmp_path).keys() == parts.keys()
     settings |= {obj["metadata"]["name"] for made in parts.values() for obj in made if obj["kind"] == "ConfigMap"}
     components = {component.operand: component for component in COMPONENTS}

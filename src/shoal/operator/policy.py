@@ -1171,6 +1171,11 @@ def image_reference(image: ImageFields, fallback: str, *, suffix: str = "") -> s
     return f"{image.repository}/{image.image}:{image.version}{f'-{suffix}' if suffix else ''}"
 
 
+#: Variables of NVIDIA's driver manager that say how it evicts.
+_SUPERSEDED: Final = (
+    nvidia.ENV_AUTO_DRAIN,
+    *("DRAIN_USE_FORCE", "DRAIN_POD_SELECTOR_LABEL", "DRAIN_TIMEOUT_SECONDS", "DRAIN_DELETE_EMPTYDIR_DATA"),
+)
 _WHOLE_NUMBER: Final = re.compile(r"[0-9]{1,6}").fullmatch
 
 
@@ -1203,6 +1208,27 @@ def missing_config_maps(spec: ClusterPolicySpec, present: frozenset[str]) -> tup
         )
         for field, name in config_maps(spec)
         if name not in present
+    )
+
+
+def evicts_at_restart(manager: DriverManagerFields) -> bool:
+    """Whether pods with GPUs are evicted when a driver's pod restarts outside an upgrade: NVIDIA's variable says no."""
+    values = {one.name: one.value for one in manager.env}
+    return values.get(nvidia.ENV_GPU_POD_EVICTION, "true").lower() not in ("false", "f", "0")
+
+
+def superseded_variables(spec: ClusterPolicySpec) -> tuple[PolicyProblem, ...]:
+    """A problem for each variable of the driver manager that does nothing, since the operator evicts in its place."""
+    return tuple(
+        PolicyProblem(
+            f"spec.driver.manager.env[{number}]",
+            shown(one.name),
+            "the operator evicts pods, and the driver manager's account cannot",
+            "set spec.driver.upgradePolicy.podDeletion or .drain, and leave the variable out",
+            "ignored",
+        )
+        for number, one in enumerate(spec.driver.manager.env)
+        if one.name in _SUPERSEDED
     )
 
 

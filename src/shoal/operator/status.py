@@ -19,7 +19,7 @@ from shoal.operator.fields import PolicyProblem
 from shoal.operator.node_state import Grade, Trouble, is_served, moment, target_of, trouble_of
 from shoal.operator.nvidia import NvidiaOperator
 from shoal.operator.operands import missing, other_systems
-from shoal.operator.policy import ClusterPolicySpec, PolicyReading, missing_config_maps
+from shoal.operator.policy import ClusterPolicySpec, PolicyReading, missing_config_maps, superseded_variables
 from shoal.operator.policy_status import (
     MAX_NODES,
     ClusterPolicyStatus,
@@ -148,7 +148,12 @@ def status_of(
     """The status of the policy in force."""
     spec = reading.spec
     sections = [_section(world, spec, beside, section) for section in _SECTIONS]
-    problems = (*reading.problems, *missing_config_maps(spec, world.config_maps), *other_systems(world, spec, beside))
+    problems = (
+        *reading.problems,
+        *missing_config_maps(spec, world.config_maps),
+        *other_systems(world, spec, beside),
+        *superseded_variables(spec),
+    )
     waits = _waiting_for(state, sections)
     ready = not waits and state.served > 0
     told = [
@@ -199,10 +204,14 @@ def _section(world: World, spec: ClusterPolicySpec, beside: NvidiaOperator, name
     own = [one for one in COMPONENTS if one.section == name and one.operand != _ELSEWHERE]
     run = [one for one in own if absent(one, spec, beside) is None]
     if not run:
-        return _absent(own[0], spec, beside)
+        return _absent(own[0], spec, beside, world)
     without = [one for one in missing(world, spec, beside) if any(one == each.operand for each in run)]
     if without:
-        message = f"no manifest of {', '.join(without)}: ConfigMap shoal-operands of the chart has none"
+        message = (
+            f"the policy enables {name}, and the chart was installed without it: ConfigMap shoal-operands has no "
+            f"manifest of {', '.join(without)}; run helm upgrade with {name}.enabled=true, or set {name}.enabled to "
+            "false in the policy"
+        )
         return _SectionState(name, "notReady", "OperandMissing", message)
     found = [_daemon_set(one, world, spec) for one in run]
     worst = min(found, key=lambda one: (one.fine, -one.behind))
@@ -213,10 +222,16 @@ def _section(world: World, spec: ClusterPolicySpec, beside: NvidiaOperator, name
     return _SectionState(name, "notReady", "Waiting", message, count)
 
 
-def _absent(component: Component, spec: ClusterPolicySpec, beside: NvidiaOperator) -> _SectionState:
+def _absent(component: Component, spec: ClusterPolicySpec, beside: NvidiaOperator, world: World) -> _SectionState:
     section = component.section
     if not is_enabled(component, spec):
-        return _SectionState(section, "disabled", "Disabled", f"{section}.enabled is false in the policy")
+        message = f"{section}.enabled is false in the policy"
+        if component.operand == "driver" and component.operand in world.operands:
+            message += (
+                f"; the chart was installed with it, so ServiceAccount {component.account} and its rights are there: "
+                f"run helm upgrade with {section}.enabled=false to remove them"
+            )
+        return _SectionState(section, "disabled", "Disabled", message)
     theirs = f"clusterpolicies.nvidia.com {beside.policy}"
     if section == "devicePlugin":
         message = (

@@ -23,10 +23,12 @@ validator.yaml: |
   {{- include "shoal.operand.validator" . | nindent 2 }}
 validator-runtime.yaml: |
   {{- include "shoal.operand.validator-runtime" . | nindent 2 }}
+{{- if .Values.driver.enabled }}
 driver.yaml: |
   {{- include "shoal.operand.driver" . | nindent 2 }}
   ---
   {{- include "shoal.settings.driver" . | nindent 2 }}
+{{- end }}
 toolkit.yaml: |
   {{- include "shoal.operand.toolkit" . | nindent 2 }}
   ---
