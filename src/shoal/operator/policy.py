@@ -31,9 +31,12 @@ _NAME: Final = matching(
     "([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?",
     "is no name of an object: write small letters, digits, - and ., beginning and ending with a letter or digit",
 )
-_PATH: Final = matching(
-    "/[A-Za-z0-9._/+@-]*", "is no path of a host: write one that begins with / and has letters, digits and ._+@- only"
-)
+#: A folder of a path: neither . nor .. .
+_FOLDER: Final = r"\.{0,2}[A-Za-z0-9_+@-][A-Za-z0-9._+@-]*"
+_NO_PATH: Final = "begins with / and has letters, digits and ._+@- only, and no folder . or .."
+#: Not the whole file system: what a component owns below it would be the host's.
+_PATH: Final = matching(f"(/+{_FOLDER})+/*", f"is no path of a folder on a host: write one that {_NO_PATH}")
+_ROOT: Final = matching(f"/|(/+{_FOLDER})+/*", f"is no path of a host: write / or one that {_NO_PATH}")
 _REPOSITORY: Final = matching(
     "([A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?)?",
     "is no repository of images: write a registry and a path, such as registry.example.org/gpu, without a tag",
@@ -911,7 +914,7 @@ class CdiSection(_Fields, frozen=True, kw_only=True):
 class HostPathsSection(_Fields, frozen=True, kw_only=True):
     """Where things lie on hosts."""
 
-    root_fs: Annotated[str, said("The host's root.", longest=_LONGEST_PATH, rule=_PATH)] = msgspec.field(
+    root_fs: Annotated[str, said("The host's root.", longest=_LONGEST_PATH, rule=_ROOT)] = msgspec.field(
         default="/", name="rootFS"
     )
     driver_install_dir: Annotated[
