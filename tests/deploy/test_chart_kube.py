@@ -206,7 +206,9 @@ RIGHTS = (
     ("shoal-discovery", "list", "pods", "default", False),
     ("shoal-discovery-worker", "patch", "nodes", "-", True),
     ("shoal-discovery-worker", "get", "secrets", "own", False),
-    ("shoal-driver", "create", "pods/eviction", "default", True),
+    ("shoal-driver", "patch", "nodes", "-", True),
+    ("shoal-driver", "list", "pods", "-", True),
+    ("shoal-driver", "create", "pods/eviction", "default", False),
     ("shoal-driver", "get", "secrets", "own", False),
     ("default", "list", "nodes", "-", False),
 )

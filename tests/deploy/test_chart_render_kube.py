@@ -19,8 +19,9 @@ from shoal.discovery.config import DiscoveryConfig
 from shoal.kubelet.host_paths import HostPaths
 from shoal.metrics.config import MetricsConfig
 from shoal.metrics.exporter.settings import ExporterSettings
-from shoal.model.contract.operator import MAX_VALIDATION, NAME_OPERANDS, NAME_POLICY
-from shoal.operator.components import COMPONENTS
+from shoal.model.contract.operator import MAX_VALIDATION, NAME_OPERANDS, NAME_OPERATOR, NAME_POLICY
+from shoal.operator.components import COMPONENTS, FILES
+from shoal.operator.manifests import Manifests, read_manifests
 from shoal.operator.nodes import DEPLOYED
 from shoal.operator.policy import ClusterPolicySpec, read_policy
 from shoal.scheduler.config import SchedulerConfig
@@ -355,13 +356,47 @@ def test_the_policy_says_what_the_values_say() -> None:
     assert spec.sharing.memory_unit == "MiB"
 
 
+def taken_by_the_operator(found: list[Object], folder: Path) -> Manifests:
+    """The manifests as the operator takes them with the arguments of its Deployment."""
+    for name, text in one(found, "ConfigMap", NAME_OPERANDS)["data"].items():
+        (folder / name).write_text(text)
+    (container,) = one(found, "Deployment", NAME_OPERATOR)["spec"]["template"]["spec"]["containers"]
+    (digest,) = [word.removeprefix("--operands-digest=") for word in container["args"] if "digest" in word]
+    assert digest.startswith("sha256:")
+    return read_manifests(folder, digest)
+
+
+def test_deploy_names_the_digest_of_its_own_manifests(tmp_path: Path) -> None:
+    files = [generate.DEPLOY / "operator" / name for name in ("operands.yaml", "deployment.yaml")]
+    found = [obj for path in files for obj in yaml.safe_load_all(path.read_text())]
+    assert taken_by_the_operator(found, tmp_path)
+
+
+def test_config_maps_that_run_on_nodes_are_guarded() -> None:
+    found = objects(WHOLE_DRIVER)
+    held = {obj["metadata"]["name"] for made in operands(found).values() for obj in made if obj["kind"] == "ConfigMap"}
+    (condition,) = one(found, "ValidatingAdmissionPolicy", "shoal-operands")["spec"]["matchConditions"]
+    assert set(re.findall(r"'(shoal-[a-z]+)'", condition["expression"])) == held | {NAME_OPERANDS}
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_drivers_account_is_there_only_where_the_driver_can_run(on: bool) -> None:
+    found = objects(WHOLE_DRIVER if on else {})
+    assert ("driver" in operands(found)) == on
+    assert (
+        any("shoal-driver" in yaml.safe_dump(obj) for obj in found if obj["kind"] != "ValidatingAdmissionPolicy") == on
+    )
+
+
 @pytest.mark.parametrize("name", ["defaults", "driver and toolkit", "other images", "fences and monitors"])
-def test_operands_are_whole(name: str) -> None:
+def test_operands_are_whole(name: str, tmp_path: Path) -> None:
     found = objects(COMBINATIONS[name])
     accounts = {obj["metadata"]["name"] for obj in found if obj["kind"] == "ServiceAccount"}
     settings = {obj["metadata"]["name"] for obj in found if obj["kind"] == "ConfigMap"}
     parts = operands(found)
-    assert parts.keys() == {component.operand for component in COMPONENTS} | {"cleanup"}
+    driver = set() if "driver.enabled" in COMBINATIONS[name] else {"driver"}
+    assert parts.keys() == FILES.keys() - driver
+    assert taken_by_the_operator(found, tmp_path).keys() == parts.keys()
     settings |= {obj["metadata"]["name"] for made in parts.values() for obj in made if obj["kind"] == "ConfigMap"}
     components = {component.operand: component for component in COMPONENTS}
     for operand, made in parts.items():

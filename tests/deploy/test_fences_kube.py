@@ -1,4 +1,4 @@
-"""What accounts of the chart may write to nodes: theirs, and nothing else, in whichever namespace Shoal is."""
+"""What accounts of the chart may write: to nodes what is theirs, and nothing that reaches pods of other nodes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from shoal.model.contract.operator import (
     MAX_VALIDATION,
     TAINT_STARTING,
 )
+from shoal.operator.components import FILES
 from shoal.operator.nodes import LABELS_DEPLOY
 from tests.suites.connection import Connection
 from tests.testbed import binaries
@@ -28,7 +29,21 @@ NAMESPACE = "gpu-operator"
 OWN = "own"
 FAR = "far"
 STARTING = {"key": TAINT_STARTING, "effect": "NoSchedule"}
+DRIVER = {
+    "driver.enabled": "true",
+    "driver.repository": "registry.example/nvidia",
+    "driver.version": "570.124.06-ubuntu22.04",
+}
 THEIRS = {"key": "theirs", "effect": "NoSchedule"}
+#: Rights with which a token that was taken from one node would reach what is on others.
+REACHES_OTHERS = (
+    *(("create", "pods/eviction"), ("delete", "pods"), ("deletecollection", "pods"), ("create", "pods")),
+    *(("create", "pods/binding"), ("create", "pods/exec"), ("get", "pods/log"), ("get", "nodes/proxy")),
+    *(("get", "secrets"), ("list", "secrets"), ("create", "serviceaccounts/token"), ("patch", "configmaps")),
+    *(("patch", "apps|daemonsets"), ("patch", "apps|deployments"), ("delete", "nodes"), ("create", "nodes")),
+    *(("create", "rbac.authorization.k8s.io|clusterrolebindings"), ("patch", "shoal.dev|clusterpolicies")),
+    ("impersonate", "users"),
+)
 
 
 class Fenced:
@@ -41,7 +56,11 @@ class Fenced:
         api.kubectl("apply", "--server-side", "-f", str(generate.CHART / "crds"))
         wait_for(lambda: api.try_request("GET", "/apis/shoal.dev/v1/clusterpolicies")[0] == 200, "policies served")
         text = generate.render(
-            binaries.find("helm"), namespace=NAMESPACE, kube_version=binaries.kube_version(), arguments=("--no-hooks",)
+            binaries.find("helm"),
+            DRIVER,
+            namespace=NAMESPACE,
+            kube_version=binaries.kube_version(),
+            arguments=("--no-hooks",),
         )
         api.kubectl("apply", "-f", "-", input=text)
         for name in (OWN, FAR):
@@ -52,6 +71,34 @@ class Fenced:
 
     def _is_fenced(self, account: str) -> bool:
         return "ValidatingAdmissionPolicy" in self.write(account, {"metadata": {"labels": {"probe": "x"}}}, dry=True)
+
+    def may(self, user: str, verb: str, resource: str, namespace: str) -> bool:
+        """Whether a user has a right, as the server says (SubjectAccessReview)."""
+        group, _, name = resource.rpartition("|")
+        what, _, sub = name.partition("/")
+        attributes = {"verb": verb, "group": group, "resource": what, "subresource": sub, "namespace": namespace}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user, "resourceAttributes": attributes},
+        }
+        path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+        headers = {"Content-Type": "application/json"}
+        answer = self.connection.request("POST", path, json.dumps(review).encode(), headers)
+        assert answer.status == 201, answer.body
+        return bool(answer.body["status"]["allowed"])
+
+    def change(self, user: str, config_map: str, method: str = "PATCH", body: dict[str, Any] | None = None) -> str:
+        """What a user is told who writes a ConfigMap of the operator's namespace; empty if it was written."""
+        headers = {
+            "Content-Type": "application/merge-patch+json" if method == "PATCH" else "application/json",
+            "Impersonate-User": user,
+        }
+        path = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
+        path += f"/{config_map}" if method != "POST" else ""
+        sent = json.dumps(body or {"metadata": {"name": config_map}, "data": {"x": "y"}}).encode()
+        answer = self.connection.request(method, path, sent, headers)
+        return "" if answer.status in (200, 201) else str(answer.body["message"])
 
     def write(self, account: str, patch: dict[str, Any], node: str = OWN, at: str = OWN, *, dry: bool = False) -> str:
         """What an account that runs on a node is told when it writes to one; empty if it was written."""
@@ -105,11 +152,42 @@ def test_accounts_write_to_nodes_what_is_theirs_and_nothing_else(fenced: Fenced)
     assert f"more than {MAX_VALIDATION}" in write("shoal-validator", long)
     assert "not for the validator" in write("shoal-validator", annotated("x", "y"))
     assert "annotations of a node only" in write("shoal-validator", labels(**{LABELS_DEPLOY[0]: "true"}))
-    # NVIDIA's driver manager: deploy labels and cordoning of its own node.
+    # NVIDIA's driver manager: deploy labels of its own node.
     assert write("shoal-driver", labels(**{LABELS_DEPLOY[0]: "paused-for-driver-upgrade"})) == ""
-    assert write("shoal-driver", {"spec": {"unschedulable": True}}) == ""
-    assert "its own node only" in write("shoal-driver", {"spec": {"unschedulable": True}}, node=FAR)
+    assert "labels of a node only" in write("shoal-driver", {"spec": {"unschedulable": True}})
+    assert "its own node only" in write("shoal-driver", labels(**{LABELS_DEPLOY[0]: "x"}), node=FAR)
     assert "does not say on which node" in write("shoal-driver", labels(**{LABELS_DEPLOY[0]: "x"}), at="")
     assert "label a of a node is not for the driver manager" in write("shoal-driver", labels(a="c"))
-    assert "labels and unschedulable of a node only" in write("shoal-driver", annotated("x", "y"))
-    assert "labels and unschedulable of a node only" in write("shoal-driver", more)
+    assert "labels of a node only" in write("shoal-driver", annotated("x", "y"))
+    assert "labels of a node only" in write("shoal-driver", more)
+    # No account whose token is on nodes reaches pods of others, accounts or Secrets: root of a node finds its tokens.
+    for account in sorted({account for _, account in FILES.values() if account}):
+        user = f"system:serviceaccount:{NAMESPACE}:{account}"
+        for verb, resource in REACHES_OTHERS:
+            for namespace in ("", NAMESPACE, "default"):
+                assert not fenced.may(user, verb, resource, namespace), (account, verb, resource, namespace)
+    # What pods on nodes run from is written by those who may write DaemonSets there, not by who edits ConfigMaps.
+    guarded_config_maps(fenced)
+
+
+def guarded_config_maps(fenced: Fenced) -> None:
+    operator, editor = f"system:serviceaccount:{NAMESPACE}:shoal-operator", "editor"
+    rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["*"]}
+    role = {"metadata": {"name": "editor"}, "rules": [rule]}
+    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": editor}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "editor"}
+    binding = {"metadata": {"name": "editor"}, "subjects": [subject], "roleRef": reference}
+    for resource, body in (("roles", role), ("rolebindings", binding)):
+        path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/{resource}"
+        headers = {"Content-Type": "application/json"}
+        assert fenced.connection.request("POST", path, json.dumps(body).encode(), headers).status == 201
+    wait_for(lambda: fenced.change(editor, "theirs", "POST") == "", "the editor's rights in force")
+    assert fenced.change(editor, "theirs") == ""
+    assert "only by those who may patch DaemonSets" in fenced.change(editor, "shoal-operands")
+    assert "only by those who may patch DaemonSets" in fenced.change(editor, "shoal-operands", "DELETE")
+    # Scripts of privileged containers, once the operator has made them.
+    assert "only by those who may patch DaemonSets" in fenced.change(editor, "shoal-toolkit", "POST")
+    assert fenced.change(operator, "shoal-toolkit", "POST") == ""
+    assert "only by those who may patch DaemonSets" in fenced.change(editor, "shoal-toolkit")
+    assert fenced.change(operator, "shoal-toolkit") == ""
+    assert fenced.change(operator, "shoal-toolkit", "DELETE") == ""

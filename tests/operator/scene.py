@@ -64,6 +64,7 @@ spec:
   template:
     metadata: {labels: {app.kubernetes.io/name: shoal-toolkit}}
     spec:
+      automountServiceAccountToken: false
       initContainers:
       - {name: wait-driver-ready, image: "shoal:0.1.0", args: [validator, wait, driver-ready]}
       containers:
@@ -83,6 +84,7 @@ spec:
   template:
     metadata: {labels: {app.kubernetes.io/name: shoal-validator}}
     spec:
+      serviceAccountName: shoal-validator
       containers:
       - {name: validator, image: "shoal:0.1.0", args: [validator, node]}
 ---
@@ -94,6 +96,8 @@ spec:
   template:
     metadata: {labels: {app.kubernetes.io/name: shoal-validator-runtime}}
     spec:
+      serviceAccountName: shoal-validator
+      automountServiceAccountToken: false
       containers:
       - {name: validator, image: "shoal:0.1.0", args: [validator, runtime]}
 """

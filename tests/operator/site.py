@@ -27,6 +27,7 @@ from shoal.model.contract.operator import ANNOTATION_VALIDATION, NAME_OPERATOR
 from shoal.operator.app import Operator
 from shoal.operator.config import OperatorConfig
 from shoal.operator.crd import definition
+from shoal.operator.manifests import digest_of
 from shoal.operator.writes import DAEMON_SETS, POLICIES, RUNTIME_CLASSES
 from tests.operator.scene import operands, validation
 from tests.testbed.control_plane import ControlPlane
@@ -116,6 +117,10 @@ class Site:
     def write_operand(self, name: str, *documents: dict[str, Any]) -> None:
         """Write the file of an operand."""
         (self.folder / f"{name}.yaml").write_text(yaml.safe_dump_all(documents))
+
+    def digest(self) -> str:
+        """The digest of the manifests as they are now."""
+        return digest_of({path.name: path.read_bytes() for path in self.folder.iterdir()})
 
     async def end(self) -> None:
         """Take away what belongs to no namespace."""

@@ -323,12 +323,59 @@ async def test_manifests_change_and_break(site: Site) -> None:
 
         async def told() -> bool:
             conditions = (await site.status())["conditions"]
-            return any(one["reason"] == "ReconcileFailed" and "metrics.yaml" in one["message"] for one in conditions)
+            return any(one["reason"] == "OperandsRefused" and "metrics.yaml" in one["message"] for one in conditions)
 
         await eventually(told, "told")
         assert await newer()
         site.write_operand("metrics", *documents)
         await site.until("ready", "1/1")
+
+
+async def test_manifests_with_another_digest_are_not_applied(site: Site) -> None:
+    """Who may edit ConfigMaps of the operator's namespace, and no more, brings nothing onto nodes."""
+    await site.gpu_nodes(1)
+    trusted = site.digest()
+    privileged = operands()["metrics"]
+    for one in privileged:
+        if one["kind"] == "DaemonSet":
+            pod = one["spec"]["template"]["spec"]
+            pod["containers"][0]["securityContext"] = {"privileged": True}
+            pod["volumes"].append({"name": "root", "hostPath": {"path": "/"}})
+
+    async def refused() -> bool:
+        conditions = (await site.status()).get("conditions", ())
+        message = "".join(one.get("message", "") for one in conditions if one["reason"] == "OperandsRefused")
+        return all(word in message for word in ("shoal-operands", trusted, site.digest(), "helm upgrade"))
+
+    async def images() -> dict[str, str]:
+        return {
+            name: one["metadata"]["uid"] + str(one["spec"]["template"]["spec"]["containers"][0].get("securityContext"))
+            for name, one in (await site.daemon_sets()).items()
+        }
+
+    async with site.operator(operands_digest=trusted):
+        await site.wish()
+        await site.until("ready", "1/1")
+        before = await images()
+        site.write_operand("metrics", *privileged)
+        await eventually(refused, "refused")
+        assert await images() == before
+    # An operator that starts meanwhile has no manifests: it says so, and removes nothing.
+    async with site.operator(operands_digest=trusted) as operator:
+        await site.client.patch(POLICIES, "cluster-policy", {"status": None}, subresource="status")
+        await eventually(refused, "refused from the start")
+        assert "shoal-operands" in operator.controller.not_ready()
+        assert await images() == before
+        site.write_operand("metrics", *operands()["metrics"])
+        await site.until("ready", "1/1")
+    # Whoever changes the Deployment too is obeyed.
+    site.write_operand("metrics", *privileged)
+    async with site.operator(operands_digest=site.digest()):
+
+        async def changed() -> bool:
+            return "privileged" in (await images())["shoal-metrics"]
+
+        await eventually(changed, "applied")
 
 
 def nvidia_definition() -> RawObject:

@@ -192,7 +192,12 @@ def test_driver() -> None:
             "kernelModuleType": "open",
             "secretEnv": "token",
             "startupProbe": {"failureThreshold": 7},
-            "manager": {"repository": "r.example", "image": "m", "version": "3", "env": [{"name": "A", "value": "b"}]},
+            "manager": {
+                "repository": "r.example",
+                "image": "m",
+                "version": "3",
+                "env": [{"name": "A", "value": "b"}, {"name": "ENABLE_GPU_POD_EVICTION", "value": "true"}],
+            },
         },
         hostPaths={"driverInstallDir": "/opt/driver", "rootFS": "/host-root"},
     )
@@ -205,7 +210,10 @@ def test_driver() -> None:
     assert main["startupProbe"]["failureThreshold"] == 7
     assert main["startupProbe"]["exec"]
     manager = pod["initContainers"][0]
-    assert (manager["image"], manager["env"]) == ("r.example/m:3", [{"name": "A", "value": "b"}])
+    assert manager["image"] == "r.example/m:3"
+    # Its account may not evict, whatever the policy says: the operator does.
+    env = {"A": "b", "ENABLE_GPU_POD_EVICTION": "false", "ENABLE_AUTO_DRAIN": "false"}
+    assert manager["env"] == [{"name": name, "value": value} for name, value in env.items()]
     assert [one["hostPath"]["path"] for one in pod["volumes"]] == ["/opt/driver/lib", "/host-root"]
 
 

@@ -72,6 +72,19 @@ def test_the_first_write_is_the_finalizer_and_the_last_the_status() -> None:
     assert max(number for number, kind in kinds.items() if kind != "DaemonSet") < min(labelled)
 
 
+def test_what_the_chart_has_no_manifest_of_any_more_stays_while_the_policy_enables_it() -> None:
+    there = rest(bare())
+    driver = [key for key in there.owned if key[1] == "shoal-driver"]
+    assert driver
+    without = dataclasses.replace(
+        there, operands={key: value for key, value in there.operands.items() if key != "driver"}
+    )
+    assert not [one for one in reconcile(without) if isinstance(one, Delete)]
+    off = ({**without.policies[0], "spec": {"driver": {"enabled": False}}},)
+    gone = [one for one in reconcile(dataclasses.replace(without, policies=off)) if isinstance(one, Delete)]
+    assert {one.name for one in gone} == {"shoal-driver"}
+
+
 def walk(start: World) -> None:
     """Kill the operator after every write of every pass, each time with and without the others having caught up."""
     final = rest(start)

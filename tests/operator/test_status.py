@@ -339,6 +339,31 @@ def test_a_component_without_manifest() -> None:
     assert condition(found, "DevicePluginReady")["status"] == "True"
 
 
+def test_policy_and_chart_disagree_about_the_driver() -> None:
+    there = ready_world("a")
+    without = {key: value for key, value in there.operands.items() if key != "driver"}
+    found = condition(status(ready_world("a", operands=without)), "DriverReady")
+    assert (found["status"], found["reason"]) == ("False", "OperandMissing")
+    assert "run helm upgrade with driver.enabled=true, or set driver.enabled to false in the policy" in found["message"]
+    off = (policy(driver={"enabled": False}),)
+    found = condition(status(ready_world("a", policies=off)), "DriverReady")
+    assert found["reason"] == "Disabled"
+    assert "ServiceAccount shoal-driver and its rights are there" in found["message"]
+    assert (
+        "ServiceAccount"
+        not in condition(status(ready_world("a", policies=off, operands=without)), "DriverReady")["message"]
+    )
+
+
+def test_variables_by_which_the_driver_manager_would_evict_do_nothing() -> None:
+    env = [{"name": "ENABLE_AUTO_DRAIN", "value": "true"}, {"name": "ENABLE_GPU_POD_EVICTION", "value": "false"}]
+    found = status(ready_world("a", policies=(policy(driver={"manager": {"env": env}}),)))
+    (problem,) = found["problems"]
+    assert problem["field"] == "spec.driver.manager.env[0]"
+    assert problem["effect"] == "ignored"
+    assert "upgradePolicy" in problem["fix"]
+
+
 def test_a_disabled_component_is_as_it_is_wanted() -> None:
     found = status(ready_world("a", policies=(policy(dcgmExporter={"enabled": False}),)))
     assert found["state"] == "ready"

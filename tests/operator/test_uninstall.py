@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+import yaml
 
 from shoal.kube.objects.meta import ObjectMeta, OwnerReference
 from shoal.kube.objects.node import Node, NodeCondition, NodeSpec, NodeStatus, Taint
@@ -33,6 +34,8 @@ from shoal.model.contract.operator import (
 from shoal.operator import nodes as deploy
 from shoal.operator import uninstall
 from shoal.operator.actions import Action, Apply, Delete, PatchNode, SetFinalizer, Tell
+from shoal.operator.cluster_removal import pinned_cleanup
+from shoal.operator.manifests import digest_of
 from shoal.operator.uninstall import CLEAN_SECONDS, KEEP_VALIDATIONS, STOP_SECONDS, UNREADY_SECONDS
 from shoal.operator.world import World
 
@@ -477,3 +480,14 @@ def test_operands_with_other_names_are_known_by_their_labels() -> None:
     assert uninstall.operand_of(Pod(metadata=ObjectMeta(labels=labels, owner_references=owners))) == shoal.NAME_AGENT
     assert uninstall.operand_of(Pod(metadata=ObjectMeta(labels=labels))) == ""
     assert uninstall.operand_of(Pod(metadata=ObjectMeta(owner_references=owners))) == ""
+
+
+def test_the_command_takes_the_charts_manifest_only_with_the_digest_of_the_deployment() -> None:
+    """Who may edit ConfigMaps, and no more, brings nothing onto nodes by an uninstall either."""
+    data = {"cleanup.yaml": yaml.safe_dump(CLEANUP), "agent.yaml": ""}
+    digest = digest_of({name: text.encode() for name, text in data.items()})
+    assert pinned_cleanup(data, digest) == (CLEANUP,)
+    for changed in ({**data, "cleanup.yaml": data["cleanup.yaml"] + "\n"}, {**data, "more.yaml": ""}, {}):
+        assert pinned_cleanup(changed, digest) == ()
+    # Without an operator nobody says which manifest was installed.
+    assert pinned_cleanup(data, "") == ()

@@ -476,6 +476,78 @@ def test_without_auto_upgrade_nobody_is_touched() -> None:
     assert cluster.writes == 0
 
 
+@pytest.mark.parametrize("auto", [True, False])
+def test_pods_are_evicted_when_a_driver_restarts_outside_an_upgrade(auto: bool) -> None:
+    """NVIDIA's driver manager cannot unload a driver that pods use, and its account may not evict them."""
+    cluster = Cluster(names(3), policy(auto_upgrade=auto))
+    pods = [cluster.add_pod(f"web-{number}", "n00") for number in range(2)]
+    other = cluster.add_pod("web-9", "n01")
+    cluster.operate()
+    cluster.restart_driver("n00")
+    cluster.run(1000)
+    assert not {pod.uid for pod in pods} & cluster.pods.keys()
+    assert other.uid in cluster.pods
+    assert [event.reason for event in cluster.told] == ["DriverUpgradeStarted", "DriverUpgradeDone"]
+    at_peace(cluster)
+
+
+def test_a_budget_keeps_a_driver_from_restarting_and_is_named() -> None:
+    cluster = Cluster(["n0"], policy(pod_deletion=PodDeletionFields(timeout_seconds=60)))
+    pod = cluster.add_pod("web-1", "n0", labels={"app": "web"})
+    cluster.budgets["web"] = ("web", 1)
+    cluster.operate()
+    cluster.restart_driver("n0")
+    cluster.run(2000)
+    # There is no old driver to go back to: the node stays cordoned, and says why.
+    assert cluster.nodes["n0"].state == "pod-deletion-required"
+    assert cluster.nodes["n0"].unschedulable
+    mark = progress(cluster.world().nodes["n0"])
+    assert mark is not None
+    assert "disruption budget web" in mark.why
+    del cluster.budgets["web"]
+    cluster.run(1000)
+    assert pod.uid not in cluster.pods
+    at_peace(cluster)
+
+
+def test_a_driver_that_restarts_evicts_nobody_where_the_variable_says_so() -> None:
+    cluster = Cluster(["n0"])
+    pod = cluster.add_pod("web-1", "n0")
+    cluster.operate()
+    cluster.evict_at_restart = False
+    cluster.restart_driver("n0")
+    cluster.run(1000)
+    assert pod.uid in cluster.pods
+    assert cluster.nodes["n0"].state == ""
+    assert not cluster.nodes["n0"].unschedulable
+
+
+def test_nobody_is_evicted_where_no_driver_is_loaded() -> None:
+    """On a new node and after a reboot NVIDIA's driver manager has nothing to unload."""
+    cluster = Cluster(["n0"])
+    pod = cluster.add_pod("web-1", "n0")
+    cluster.reboot("n0")
+    cluster.restart_driver("n0")
+    cluster.run(1000)
+    assert pod.uid in cluster.pods
+    at_peace(cluster)
+
+
+def test_a_driver_that_restarts_counts_against_max_unavailable() -> None:
+    cluster = Cluster(names(4), policy(max_unavailable=1))
+    cluster.add_pod("web-1", "n03", labels={"app": "web"})
+    cluster.budgets["web"] = ("web", 1)
+    cluster.operate()
+    cluster.restart_driver("n03")
+    cluster.run(100)
+    cluster.new_driver("b")
+    cluster.run(2000)
+    assert not cluster.up_to_date("n00")
+    del cluster.budgets["web"]
+    cluster.run(4000)
+    at_peace(cluster)
+
+
 def test_without_a_driver_of_the_operators_nothing_stays_on_nodes() -> None:
     cluster = Cluster(names(3), policy())
     cluster.new_driver("b")

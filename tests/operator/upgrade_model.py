@@ -28,6 +28,7 @@ from shoal.operator.world import World
 NAMESPACE = "gpu-operator"
 STATE = nvidia.LABEL_UPGRADE_STATE
 DEPLOY = nvidia.deploy_label("driver")
+CLIENT = nvidia.deploy_label("client")
 OUT_OF_SERVICE = {
     *("cordon-required", "wait-for-jobs-required", "pod-deletion-required", "drain-required"),
     *("pod-restart-required", "validation-required", "uncordon-required"),
@@ -52,6 +53,8 @@ class ModelNode:
     broken: bool = False
     #: What an administrator wants.
     admin_cordoned: bool = False
+    #: A driver is loaded.
+    loaded: bool = False
 
     @property
     def state(self) -> str:
@@ -76,6 +79,8 @@ class ModelPod:
     phase: str = "Running"
     ready_at: float = 0.0
     restarts: int = 0
+    #: Of a driver's pod: NVIDIA's driver manager has not unloaded the old driver yet.
+    unloads: bool = False
 
 
 class Cluster:
@@ -86,6 +91,7 @@ class Cluster:
         #: How far the operator's clock is off.
         self.skew = 0.0
         self.policy: UpgradePolicyFields | None = policy or UpgradePolicyFields()
+        self.evict_at_restart = True
         self.revision = "a"
         self.image = "registry.example/nvidia/driver:550.90.07-ubuntu22.04"
         self.nodes: dict[str, ModelNode] = {}
@@ -128,8 +134,13 @@ class Cluster:
         node = self.nodes[name]
         node.boot = f"{node.boot}x"
         node.version += 1
+        node.loaded = False
         if name in self.drivers:
             self.drivers[name].ready_at = self.now + STARTS
+
+    def restart_driver(self, name: str) -> None:
+        """Somebody deletes the driver's pod."""
+        self.drivers[name].ended = self.now
 
     def tick(self, seconds: float) -> None:
         """Time passes; controllers and kubelets do what is theirs."""
@@ -157,8 +168,41 @@ class Cluster:
                     revision=self.revision,
                     resource="",
                     ready_at=self.now + STARTS,
+                    unloads=True,
                 )
+            self._unload(node)
             self._validate(node)
+
+    def _unload(self, node: ModelNode) -> None:
+        """NVIDIA's driver manager: where a driver is loaded it pauses operands and waits for pods that use it."""
+        driver = self.drivers.get(node.name)
+        if driver is None:
+            return
+        if not driver.unloads:
+            node.loaded |= self._is_ready(driver)
+            return
+        held = node.loaded and bool(self._in_use(node.name))
+        driver.unloads = held
+        if held:
+            driver.ready_at = self.now + STARTS
+        else:
+            node.loaded = False
+        wanted = "paused-for-driver-upgrade" if held else "true"
+        if node.labels.get(CLIENT, "true") != wanted:
+            node.labels[CLIENT] = wanted
+            node.version += 1
+
+    def _in_use(self, name: str) -> list[str]:
+        """The pods that an upgrade evicts and that are on a node."""
+        return [
+            pod.name
+            for pod in self.pods.values()
+            if pod.node == name
+            and pod.owner[0] != "DaemonSet"
+            and not pod.mirror
+            and pod.phase == "Running"
+            and pod.labels.get(nvidia.LABEL_UPGRADE_DRAIN_SKIP) != "true"
+        ]
 
     def _made_anew(self, pod: ModelPod) -> None:
         """A ReplicaSet puts another in its place, wherever it may go."""
@@ -266,7 +310,11 @@ class Cluster:
                 ],
                 "volumes": [{"name": "scratch", "emptyDir": {}}] if pod.empty_dir else [],
             },
-            "status": {"phase": pod.phase, "containerStatuses": [status]},
+            "status": {
+                "phase": pod.phase,
+                "containerStatuses": [status],
+                "initContainerStatuses": [{"name": "manager", "ready": not pod.unloads}] if pod.revision else [],
+            },
         }
         return msgspec.convert(manifest, Pod)
 
@@ -292,15 +340,7 @@ class Cluster:
         """A driver is replaced on cordoned nodes without pods that should have been evicted."""
         node = self.nodes[driver.node]
         assert node.unschedulable, f"{node.name} is not cordoned"
-        left = [
-            pod.name
-            for pod in self.pods.values()
-            if pod.node == node.name
-            and pod.owner[0] != "DaemonSet"
-            and not pod.mirror
-            and pod.phase == "Running"
-            and pod.labels.get(nvidia.LABEL_UPGRADE_DRAIN_SKIP) != "true"
-        ]
+        left = self._in_use(node.name)
         assert not left, f"{left} still run on {node.name}"
 
     def _patch(self, patch: PatchNode) -> None:
@@ -309,7 +349,10 @@ class Cluster:
             return
         if patch.resource_version and patch.resource_version != str(node.version):
             return
-        began = patch.labels.get(STATE) == "cordon-required" and not node.unschedulable
+        # A driver that is being unloaded takes its node out of service by itself.
+        driver = self.drivers.get(patch.name)
+        down = driver is not None and driver.unloads
+        began = patch.labels.get(STATE) == "cordon-required" and not node.unschedulable and not down
         for values, changes in ((node.labels, patch.labels), (node.annotations, patch.annotations)):
             for key, value in changes.items():
                 if value is None:
@@ -341,7 +384,7 @@ class Cluster:
 
     def operate(self, actions: int | None = None) -> list[Action]:
         """One pass of the operator, killed after so many actions."""
-        asked = plan(self.world(), self.policy)
+        asked = plan(self.world(), self.policy, evict_at_restart=self.evict_at_restart)
         for action in asked[:actions]:
             self.do(action)
         return asked

@@ -27,6 +27,12 @@ _FILE = click.Path(path_type=Path)
     help="Where operands run; without it the namespace of this pod.",
 )
 @click.option("--operands", metavar="DIR", help="The manifests of operands, one YAML file each.")
+@click.option(
+    "--operands-digest",
+    metavar="sha256:HEX",
+    help="Refuse manifests with another digest; without it any are taken. "
+    "`sha256sum *.yaml | sha256sum` in their folder prints it.",
+)
 @click.option("--probe-port", type=int, metavar="PORT", help="Where probes are answered.")
 @click.option("--metrics-port", type=int, metavar="PORT", help="Where Prometheus is answered.")
 @settings.log_level

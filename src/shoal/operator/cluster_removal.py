@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -27,13 +27,13 @@ from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import CONFIG_MAPS, LEASES, NAMESPACES, NODES, PODS, SECRETS, RawObject, Resource, meta_of
 from shoal.model.contract import gpushare, keti, nvidia, operator, shoal
 from shoal.model.contract.kubernetes import LABEL_APP, LABEL_PART_OF
-from shoal.model.contract.operator import LABEL_POLICY, NAME_CLEANUP, NAME_OPERANDS, NAME_OPERATOR
+from shoal.model.contract.operator import LABEL_POLICY, NAME_CLEANUP, NAME_OPERANDS, NAME_OPERATOR, OPERAND_CLEANUP
 from shoal.model.contract.shoal import PART_OF
 from shoal.model.errors import CodecError
 from shoal.operator import uninstall
 from shoal.operator.actions import Action, Delete, PatchNode, SetFinalizer, Tell
+from shoal.operator.manifests import digest_of
 from shoal.operator.nvidia import NVIDIA_POLICIES
-from shoal.operator.uninstall import OPERAND_CLEANUP
 from shoal.operator.world import World
 from shoal.operator.writes import DAEMON_SETS, DEPLOYMENTS, POLICIES, RUNTIME_CLASSES, Writes
 
@@ -52,6 +52,7 @@ _PAGE: Final = 100
 _LOOK_SECONDS: Final = 1.0
 #: Workloads whose first container runs from Shoal's image.
 _FROM_OWN_IMAGE: Final = {shoal.NAME_AGENT, NAME_CLEANUP, NAME_OPERATOR, shoal.NAME_SCHEDULER}
+_DIGEST_FLAG: Final = "--operands-digest="
 #: For the pods of Deployments to end, and for the definition.
 _STOP_SECONDS: Final = 45.0
 #: A Lease that promises more is not believed for longer.
@@ -107,6 +108,8 @@ class ClusterRemoval:
         self._clean_labels = clean_labels
         self._say = say
         self._end = math.inf
+        #: Digest of the manifests that the operator's Deployment names; empty: there is none.
+        self._digest = ""
         self.report = RemovalReport()
 
     async def run(self) -> RemovalReport:
@@ -116,6 +119,7 @@ class ClusterRemoval:
             self._note(note)
         await self._ask_operator()
         image = self._settings.image or await self._image()
+        self._digest = await self._pinned_digest()
         await self._stop_deployments()
         await self._carry_out_plan(image)
         # A collector's last word would be a Lease.
@@ -232,16 +236,21 @@ class ClusterRemoval:
         return found
 
     async def _cleanup(self, image: str) -> tuple[RawObject, ...]:
-        """The manifest of `shoal-cleanup`: the chart's, or one that is made for an image."""
+        """The manifest of `shoal-cleanup`: the chart's if it is the one that was installed, else one for the image."""
         try:
-            found = await self._client.get(CONFIG_MAPS, NAME_OPERANDS, namespace=self._settings.namespace)
-            documents = list(yaml.safe_load_all(found.data.get(f"{OPERAND_CLEANUP}.yaml", "")))
-        except (NotFoundError, yaml.YAMLError):
-            documents = []
-        manifests = tuple(one for one in documents if isinstance(one, dict) and one.get("kind") == DAEMON_SETS.kind)
-        if manifests and not self._settings.image:
-            return manifests
-        return (cleanup_manifest(image, self._settings.namespace),) if image else manifests
+            data = (await self._client.get(CONFIG_MAPS, NAME_OPERANDS, namespace=self._settings.namespace)).data
+        except NotFoundError:
+            data = {}
+        found = () if self._settings.image else pinned_cleanup(data, self._digest)
+        return found or ((cleanup_manifest(image, self._settings.namespace),) if image else ())
+
+    async def _pinned_digest(self) -> str:
+        for one in await self._listed(DEPLOYMENTS, namespace=self._settings.namespace, labels=_OURS):
+            if meta_of(one).name == NAME_OPERATOR:
+                for argument in one["spec"]["template"]["spec"]["containers"][0].get("args") or ():
+                    if str(argument).startswith(_DIGEST_FLAG):
+                        return str(argument).removeprefix(_DIGEST_FLAG)
+        return ""
 
     async def _image(self) -> str:
         """The image that operands or other services run from; empty if there are none."""
@@ -437,6 +446,14 @@ class _Pulse:
             self._version, self._seen = lease.metadata.resource_version, time.monotonic()
         promised = min(lease.spec.lease_duration_seconds or 0, _LONGEST_LEASE)
         return f"its Lease was not renewed for {promised:.0f} s" if time.monotonic() - self._seen > promised else ""
+
+
+def pinned_cleanup(data: Mapping[str, str], digest: str) -> tuple[RawObject, ...]:
+    """The manifest of `shoal-cleanup` in ConfigMap shoal-operands; empty if the ConfigMap has not this digest."""
+    if not digest or digest_of({name: text.encode() for name, text in data.items()}) != digest:
+        return ()
+    documents = yaml.safe_load_all(data.get(f"{OPERAND_CLEANUP}.yaml", ""))
+    return tuple(one for one in documents if isinstance(one, dict))
 
 
 def cleanup_manifest(image: str, namespace: str) -> RawObject:

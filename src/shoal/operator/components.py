@@ -8,11 +8,13 @@ from typing import Final, Literal
 
 from shoal.model.contract import nvidia, shoal
 from shoal.model.contract.operator import (
+    NAME_CLEANUP,
     NAME_DRIVER,
     NAME_MPS,
     NAME_TOOLKIT,
     NAME_VALIDATOR,
     NAME_VALIDATOR_RUNTIME,
+    OPERAND_CLEANUP,
     Step,
 )
 from shoal.operator.nvidia import NvidiaOperator
@@ -30,6 +32,8 @@ class Component:
     operand: str
     daemon_set: str
     section: Section
+    #: The ServiceAccount of its pods; empty: they have no token.
+    account: str = ""
     #: The parts of nodes' deploy labels that it is chosen by; none: its manifest chooses nodes.
     parts: tuple[str, ...] = ()
     #: Under NVIDIA's runtime.
@@ -44,12 +48,15 @@ class Component:
 
 #: In the order in which a node needs them.
 COMPONENTS: Final = (
-    Component("driver", NAME_DRIVER, "driver", ("driver",), step="driver", on_delete=True),
-    Component("validator", NAME_VALIDATOR, "validator", ("operator-validator", "client"), step="driver"),
+    Component("driver", NAME_DRIVER, "driver", "shoal-driver", ("driver",), step="driver", on_delete=True),
+    Component(
+        "validator", NAME_VALIDATOR, "validator", "shoal-validator", ("operator-validator", "client"), step="driver"
+    ),
     Component(
         "toolkit",
         NAME_TOOLKIT,
         "toolkit",
+        "",
         ("container-toolkit",),
         waits_for=nvidia.VALIDATION_DRIVER,
         step="toolkit",
@@ -58,6 +65,7 @@ COMPONENTS: Final = (
         "validator-runtime",
         NAME_VALIDATOR_RUNTIME,
         "validator",
+        "shoal-validator",
         ("operator-validator", "client"),
         reads_cards=True,
         waits_for=nvidia.VALIDATION_DRIVER,
@@ -67,6 +75,7 @@ COMPONENTS: Final = (
         "agent",
         shoal.NAME_AGENT,
         "devicePlugin",
+        shoal.NAME_AGENT,
         ("device-plugin", "client"),
         reads_cards=True,
         waits_for=nvidia.VALIDATION_TOOLKIT,
@@ -76,6 +85,7 @@ COMPONENTS: Final = (
         "mps",
         NAME_MPS,
         "devicePlugin",
+        "",
         ("device-plugin", "client"),
         reads_cards=True,
         waits_for=nvidia.VALIDATION_TOOLKIT,
@@ -85,20 +95,26 @@ COMPONENTS: Final = (
         "discovery-cards",
         "shoal-discovery-cards",
         "gfd",
+        "shoal-discovery-worker",
         ("gpu-feature-discovery", "client"),
         reads_cards=True,
         waits_for=nvidia.VALIDATION_TOOLKIT,
     ),
-    Component("discovery-bus", "shoal-discovery-bus", "gfd"),
+    Component("discovery-bus", "shoal-discovery-bus", "gfd", "shoal-discovery-worker"),
     Component(
         "metrics",
         "shoal-metrics",
         "dcgmExporter",
+        "shoal-metrics",
         ("dcgm-exporter", "client"),
         reads_cards=True,
         waits_for=nvidia.VALIDATION_TOOLKIT,
     ),
 )
+#: DaemonSet and account of each file of manifests; the last one removes files of nodes while Shoal is uninstalled.
+FILES: Final = {one.operand: (one.daemon_set, one.account) for one in COMPONENTS} | {
+    OPERAND_CLEANUP: (NAME_CLEANUP, "")
+}
 BY_DAEMON_SET: Final = {component.daemon_set: component for component in COMPONENTS}
 
 #: Why a component does not run.

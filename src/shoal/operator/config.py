@@ -21,6 +21,8 @@ class OperatorConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", 
     namespace: _NameOrNone = ""
     #: The folder with the manifests of operands, one YAML file each.
     operands: str = "/etc/shoal/operands"
+    #: The digest that these manifests must have, `shoal.operator.manifests.digest_of`; empty: any.
+    operands_digest: Annotated[str, msgspec.Meta(pattern=r"\A(sha256:[0-9a-f]{64})?\Z")] = ""
     #: How often that folder is looked at.
     operands_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 5.0
     #: The Lease by which one of several replicas leads.

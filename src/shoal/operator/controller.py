@@ -40,7 +40,7 @@ from shoal.operator.errors import OperandsError
 from shoal.operator.manifests import Manifests, read_manifests, state_of
 from shoal.operator.metrics import OperatorMetrics
 from shoal.operator.policy_status import bounded
-from shoal.operator.reconcile import due, in_force, needs_all_pods, reconcile
+from shoal.operator.reconcile import due, in_force, needs_all_pods, reconcile, refused
 from shoal.operator.watches import OperatorWatches
 from shoal.operator.world import World
 from shoal.operator.writes import Writes
@@ -116,12 +116,16 @@ class PolicyController:
     # What is read
 
     def not_ready(self) -> str:
+        """What has not been read yet, or cannot be used; empty when all can."""
+        return self._unread() or (self._manifests_wrong if self.manifests is None else "")
+
+    def _unread(self) -> str:
         """What has not been read yet; empty when all has."""
         unread = [name for name, one in self.watches.running.items() if not one.synced.is_set()]
         if unread:
             return f"still reading {', '.join(unread)}"
-        if self.manifests is None:
-            return self._manifests_wrong or "the manifests of operands are not read yet"
+        if self.manifests is None and not self._manifests_wrong:
+            return "the manifests of operands are not read yet"
         return "" if self._nvidia_known else "it is not known yet whether NVIDIA's operator is here"
 
     async def follow(self) -> None:
@@ -142,7 +146,7 @@ class PolicyController:
         if state == self._manifests_state and self.manifests is not None:
             return
         try:
-            found = await asyncio.to_thread(read_manifests, folder)
+            found = await asyncio.to_thread(read_manifests, folder, self._config.operands_digest)
         except OperandsError as error:
             if str(error) != self._manifests_wrong:
                 log.error("%s", error)
@@ -177,7 +181,7 @@ class PolicyController:
             started = self._clock()
             await asyncio.sleep(self._config.settle_seconds)
             self._dirty.clear()
-            if self.not_ready() or not self._may_write():
+            if self._unread() or not self._may_write():
                 await asyncio.sleep(_LOOK_SECONDS * 5)
                 self._dirty.set()
                 continue
@@ -201,7 +205,8 @@ class PolicyController:
         drained = await self._drained()
         started = self._clock()
         world = self._world(drained_pods=drained)
-        actions = reconcile(world)
+        # Without manifests that can be used nothing is changed, and nothing is removed.
+        actions = refused(world) if self.manifests is None else reconcile(world)
         again = due(world)
         self.metrics.passes.observe(self._clock() - started)
         self._count_nodes(world)
@@ -218,10 +223,13 @@ class PolicyController:
 
     def _world(self, **more: Any) -> World:
         failures = {_told(target): words for target, words in itertools.islice(self._words.items(), _MOST_FAILURES)}
-        if self._manifests_wrong:
-            failures["operands"] = self._manifests_wrong
         return self.watches.world(
-            self.manifests or {}, now=self._now(), refusals=self._refusals, failures=failures, **more
+            self.manifests or {},
+            now=self._now(),
+            refusals=self._refusals,
+            failures=failures,
+            operands_error=self._manifests_wrong,
+            **more,
         )
 
     async def _drained(self) -> dict[str, tuple[Pod, ...]]:

@@ -375,7 +375,9 @@ class _DaemonSet:
         for one in self._pod.get("initContainers") or ():
             if one.get("name") == "k8s-driver-manager":
                 self._imaged(one, section.manager)
-                _set_env(one, section.manager.env)
+                # The operator evicts: the manager's account cannot.
+                never = (nvidia.ENV_GPU_POD_EVICTION, nvidia.ENV_AUTO_DRAIN)
+                _set_env(one, (*section.manager.env, *(EnvironmentVariable(name=n, value="false") for n in never)))
 
     def _toolkit(self) -> None:
         if self._component.operand != "toolkit":

@@ -31,9 +31,12 @@ _NAME: Final = matching(
     "([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?",
     "is no name of an object: write small letters, digits, - and ., beginning and ending with a letter or digit",
 )
-_PATH: Final = matching(
-    "/[A-Za-z0-9._/+@-]*", "is no path of a host: write one that begins with / and has letters, digits and ._+@- only"
-)
+#: A folder of a path: neither . nor .. .
+_FOLDER: Final = r"\.{0,2}[A-Za-z0-9_+@-][A-Za-z0-9._+@-]*"
+_NO_PATH: Final = "begins with / and has letters, digits and ._+@- only, and no folder . or .."
+#: Not the whole file system: what a component owns below it would be the host's.
+_PATH: Final = matching(f"(/+{_FOLDER})+/*", f"is no path of a folder on a host: write one that {_NO_PATH}")
+_ROOT: Final = matching(f"/|(/+{_FOLDER})+/*", f"is no path of a host: write / or one that {_NO_PATH}")
 _REPOSITORY: Final = matching(
     "([A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?)?",
     "is no repository of images: write a registry and a path, such as registry.example.org/gpu, without a tag",
@@ -915,7 +918,7 @@ class CdiSection(_Fields, frozen=True, kw_only=True):
 class HostPathsSection(_Fields, frozen=True, kw_only=True):
     """Where things lie on hosts."""
 
-    root_fs: Annotated[str, said("The host's root.", longest=_LONGEST_PATH, rule=_PATH)] = msgspec.field(
+    root_fs: Annotated[str, said("The host's root.", longest=_LONGEST_PATH, rule=_ROOT)] = msgspec.field(
         default="/", name="rootFS"
     )
     driver_install_dir: Annotated[
@@ -1175,6 +1178,11 @@ def image_reference(image: ImageFields, fallback: str, *, suffix: str = "") -> s
     return f"{image.repository}/{image.image}:{image.version}{f'-{suffix}' if suffix else ''}"
 
 
+#: Variables of NVIDIA's driver manager that say how it evicts.
+_SUPERSEDED: Final = (
+    nvidia.ENV_AUTO_DRAIN,
+    *("DRAIN_USE_FORCE", "DRAIN_POD_SELECTOR_LABEL", "DRAIN_TIMEOUT_SECONDS", "DRAIN_DELETE_EMPTYDIR_DATA"),
+)
 _WHOLE_NUMBER: Final = re.compile(r"[0-9]{1,6}").fullmatch
 
 
@@ -1207,6 +1215,27 @@ def missing_config_maps(spec: ClusterPolicySpec, present: frozenset[str]) -> tup
         )
         for field, name in config_maps(spec)
         if name not in present
+    )
+
+
+def evicts_at_restart(manager: DriverManagerFields) -> bool:
+    """Whether pods with GPUs are evicted when a driver's pod restarts outside an upgrade: NVIDIA's variable says no."""
+    values = {one.name: one.value for one in manager.env}
+    return values.get(nvidia.ENV_GPU_POD_EVICTION, "true").lower() not in ("false", "f", "0")
+
+
+def superseded_variables(spec: ClusterPolicySpec) -> tuple[PolicyProblem, ...]:
+    """A problem for each variable of the driver manager that does nothing, since the operator evicts in its place."""
+    return tuple(
+        PolicyProblem(
+            f"spec.driver.manager.env[{number}]",
+            shown(one.name),
+            "the operator evicts pods, and the driver manager's account cannot",
+            "set spec.driver.upgradePolicy.podDeletion or .drain, and leave the variable out",
+            "ignored",
+        )
+        for number, one in enumerate(spec.driver.manager.env)
+        if one.name in _SUPERSEDED
     )
 
 

@@ -12,10 +12,10 @@ from shoal.kube.resources import RawObject, meta_of
 from shoal.model.contract.operator import FINALIZER
 from shoal.operator import nodes, status, uninstall, upgrade
 from shoal.operator.actions import Action, Apply, Delete, PatchNode, SetFinalizer
-from shoal.operator.components import Component, steps_of, wanted
+from shoal.operator.components import FILES, Component, steps_of, wanted
 from shoal.operator.nvidia import NvidiaOperator, nvidia_operator
-from shoal.operator.operands import desired, identity, needs_write
-from shoal.operator.policy import ClusterPolicySpec, UpgradePolicyFields, read_policy
+from shoal.operator.operands import desired, identity, missing, needs_write
+from shoal.operator.policy import ClusterPolicySpec, UpgradePolicyFields, evicts_at_restart, read_policy
 from shoal.operator.world import World
 
 #: While something is waited for that no watch tells of, the world is looked at again after so many seconds.
@@ -50,7 +50,12 @@ def reconcile(world: World) -> list[Action]:
         lift=reading.spec.operator.startup_taint,
         steps=steps,
     )
-    actions += merged([*labels, *upgrade.plan(world, _upgrades(reading.spec, components))])
+    upgrades = upgrade.plan(
+        world,
+        _upgrades(reading.spec, components),
+        evict_at_restart=evicts_at_restart(reading.spec.driver.manager),
+    )
+    actions += merged([*labels, *upgrades])
     # Nodes are labelled first: a DaemonSet then makes its pods all at once, and not node by node.
     actions += [one for one in objects if _is_daemon_set(one)]
     for other in world.policies:
@@ -58,6 +63,11 @@ def reconcile(world: World) -> list[Action]:
             actions += status.ignored(world, other, policy)
     actions += status.plan(world, policy, reading, beside)
     return actions
+
+
+def refused(world: World) -> list[Action]:
+    """The status of all policies while no manifests of operands can be used. Nothing else is written."""
+    return [action for policy in world.policies for action in status.refused(world, policy)]
 
 
 def _is_daemon_set(action: Action) -> bool:
@@ -150,6 +160,10 @@ def _objects(world: World, policy: RawObject, spec: ClusterPolicySpec, beside: N
         if needs_write(world.owned.get(identity(manifest)), manifest):
             yield Apply(manifest)
     names = {identity(manifest) for manifest in manifests}
+    # What the policy enables and the chart has no manifest of stays as it is; the status says so.
+    names |= {
+        (kind, FILES[operand][0]) for operand in missing(world, spec, beside) for kind in ("DaemonSet", "ConfigMap")
+    }
     for key, found in world.owned.items():
         if key in names or meta_of(found).deletion_timestamp is not None:
             continue

@@ -19,7 +19,7 @@ from shoal.operator.fields import PolicyProblem
 from shoal.operator.node_state import Grade, Trouble, is_served, moment, target_of, trouble_of
 from shoal.operator.nvidia import NvidiaOperator
 from shoal.operator.operands import missing, other_systems
-from shoal.operator.policy import ClusterPolicySpec, PolicyReading, missing_config_maps
+from shoal.operator.policy import ClusterPolicySpec, PolicyReading, missing_config_maps, superseded_variables
 from shoal.operator.policy_status import (
     MAX_NODES,
     ClusterPolicyStatus,
@@ -34,6 +34,8 @@ from shoal.operator.world import World
 
 READY: Final = "Ready"
 ERROR: Final = "Error"
+#: The reason of both while the manifests that are mounted cannot be used.
+OPERANDS_REFUSED: Final = "OperandsRefused"
 #: Events of one pass; the status has the rest.
 _MOST_EVENTS: Final = 20
 _MOST_STEPS: Final = 5
@@ -119,6 +121,21 @@ def leaving(world: World, policy: RawObject, waiting: str) -> list[Action]:
     return [] if document == old else [_write(policy, document, old)]
 
 
+def refused(world: World, policy: RawObject) -> list[Action]:
+    """The writes for a policy while the operator has no manifests that it may apply."""
+    why = world.operands_error
+    told = [(READY, "False", OPERANDS_REFUSED, why), (ERROR, "True", OPERANDS_REFUSED, why)]
+    document = ClusterPolicyStatus(
+        state="notReady",
+        namespace=world.namespace,
+        waiting_for=bounded(why),
+        observed_generation=meta_of(policy).generation,
+        conditions=_conditions(world, policy, told),
+    ).document()
+    old = policy.get("status") or {}
+    return [] if document == old else [_write(policy, document, old)]
+
+
 def _write(policy: RawObject, document: Mapping[str, Any], old: Mapping[str, Any]) -> SetStatus:
     # A merge patch takes away only what it names.
     gone = dict.fromkeys(key for key in old if key not in document)
@@ -131,7 +148,12 @@ def status_of(
     """The status of the policy in force."""
     spec = reading.spec
     sections = [_section(world, spec, beside, section) for section in _SECTIONS]
-    problems = (*reading.problems, *missing_config_maps(spec, world.config_maps), *other_systems(world, spec, beside))
+    problems = (
+        *reading.problems,
+        *missing_config_maps(spec, world.config_maps),
+        *other_systems(world, spec, beside),
+        *superseded_variables(spec),
+    )
     waits = _waiting_for(state, sections)
     ready = not waits and state.served > 0
     told = [
@@ -182,10 +204,14 @@ def _section(world: World, spec: ClusterPolicySpec, beside: NvidiaOperator, name
     own = [one for one in COMPONENTS if one.section == name and one.operand != _ELSEWHERE]
     run = [one for one in own if absent(one, spec, beside) is None]
     if not run:
-        return _absent(own[0], spec, beside)
+        return _absent(own[0], spec, beside, world)
     without = [one for one in missing(world, spec, beside) if any(one == each.operand for each in run)]
     if without:
-        message = f"no manifest of {', '.join(without)}: ConfigMap shoal-operands of the chart has none"
+        message = (
+            f"the policy enables {name}, and the chart was installed without it: ConfigMap shoal-operands has no "
+            f"manifest of {', '.join(without)}; run helm upgrade with {name}.enabled=true, or set {name}.enabled to "
+            "false in the policy"
+        )
         return _SectionState(name, "notReady", "OperandMissing", message)
     found = [_daemon_set(one, world, spec) for one in run]
     worst = min(found, key=lambda one: (one.fine, -one.behind))
@@ -196,10 +222,16 @@ def _section(world: World, spec: ClusterPolicySpec, beside: NvidiaOperator, name
     return _SectionState(name, "notReady", "Waiting", message, count)
 
 
-def _absent(component: Component, spec: ClusterPolicySpec, beside: NvidiaOperator) -> _SectionState:
+def _absent(component: Component, spec: ClusterPolicySpec, beside: NvidiaOperator, world: World) -> _SectionState:
     section = component.section
     if not is_enabled(component, spec):
-        return _SectionState(section, "disabled", "Disabled", f"{section}.enabled is false in the policy")
+        message = f"{section}.enabled is false in the policy"
+        if component.operand == "driver" and component.operand in world.operands:
+            message += (
+                f"; the chart was installed with it, so ServiceAccount {component.account} and its rights are there: "
+                f"run helm upgrade with {section}.enabled=false to remove them"
+            )
+        return _SectionState(section, "disabled", "Disabled", message)
     theirs = f"clusterpolicies.nvidia.com {beside.policy}"
     if section == "devicePlugin":
         message = (
@@ -294,6 +326,8 @@ def _ready_words(state: NodesState, sections: Iterable[_SectionState], waits: st
 def _error(
     world: World, problems: tuple[PolicyProblem, ...], state: NodesState, sections: Iterable[_SectionState]
 ) -> tuple[Literal["True", "False"], str, str]:
+    if world.operands_error:
+        return "True", OPERANDS_REFUSED, world.operands_error
     for what, words in sorted(world.failures.items()):
         return "True", "ReconcileFailed", f"{what} could not be written: {words}"
     wrong = [one for one in problems if one.effect != "ignored"]

@@ -40,6 +40,7 @@ from shoal.model.contract.operator import (
     NAME_TOOLKIT,
     NAME_VALIDATOR,
     NAME_VALIDATOR_RUNTIME,
+    OPERAND_CLEANUP,
     TAINT_STARTING,
 )
 from shoal.operator import nodes as deploy
@@ -70,8 +71,7 @@ NODE_ANNOTATIONS: Final = (
     ANNOTATION_VALIDATION,
     ANNOTATION_UPGRADE,
 )
-#: The manifest of `shoal-cleanup` among the operands, and its option for nodes where NVIDIA's operator goes on.
-OPERAND_CLEANUP: Final = "cleanup"
+#: The option of `shoal-cleanup` for nodes where NVIDIA's operator goes on.
 KEEP_VALIDATIONS: Final = "--keep-validations"
 
 #: After the first step: for pods of operands to end, for the files of nodes, and for a node that is not ready.

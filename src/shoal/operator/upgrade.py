@@ -41,6 +41,7 @@ from shoal.operator.upgrade_node import (
     returned,
     seen,
     step,
+    to_evict,
 )
 from shoal.operator.world import World
 
@@ -65,19 +66,27 @@ class UpgradeCount:
     limit: int = 0
 
 
-def plan(world: World, policy: UpgradePolicyFields | None) -> list[Action]:
-    """What brings the nodes nearer to the newest driver. Without a policy nothing of an upgrade stays on a node."""
+def plan(world: World, policy: UpgradePolicyFields | None, *, evict_at_restart: bool = True) -> list[Action]:
+    """What brings the nodes nearer to the newest driver. Without a policy nothing of an upgrade stays on a node.
+
+    A driver's pod that restarts outside an upgrade cannot unload the driver while pods use it. With `evict_at_restart`
+    such a node is emptied as in an upgrade, whatever `maxUnavailable` says: its driver is down already.
+    """
     known = seen(world)
     if policy is None or ("DaemonSet", NAME_DRIVER) not in world.owned:
         return [] if world.nvidia_policies else _removed(known)
     managed = [one for one in known if is_managed(one.node)]
     actions: list[Action] = _removed([one for one in known if not is_managed(one.node)])
+    restarting: list[NodeUpgrade] = []
+    others: list[NodeUpgrade] = []
+    for one in managed:
+        (restarting if evict_at_restart and _is_held_up(one, world) else others).append(one)
     for one in managed:
         actions += _switched(one, policy)
+    for one in others:
         actions += _next(one, world, policy)
-    if policy.auto_upgrade:
-        for one in _starting(managed, world, policy):
-            actions += begin(one, world.now)
+    for one in (*restarting, *(_starting(others, managed, world, policy) if policy.auto_upgrade else ())):
+        actions += begin(one, world.now)
     # Writes that can be carried out together stand together.
     return sorted(actions, key=lambda action: isinstance(action, Tell))
 
@@ -135,13 +144,20 @@ def due(world: World, policy: UpgradePolicyFields | None) -> float | None:
     return None if math.isinf(soonest) else soonest
 
 
-def _starting(managed: list[NodeUpgrade], world: World, policy: UpgradePolicyFields) -> list[NodeUpgrade]:
+def _is_held_up(one: NodeUpgrade, world: World) -> bool:
+    """Whether pods keep a driver loaded that shall be unloaded, outside an upgrade."""
+    return one.state not in ACTIVE and one.unloading and bool(to_evict(world.gpu_pods.get(one.name, ())))
+
+
+def _starting(
+    others: list[NodeUpgrade], managed: list[NodeUpgrade], world: World, policy: UpgradePolicyFields
+) -> list[NodeUpgrade]:
     """The nodes that begin now: those that are down anyway, then the others, the longest waiting first."""
     free = unavailable_nodes(policy.max_unavailable, len(managed)) - sum(one.unavailable for one in managed)
     at_once = policy.max_parallel_upgrades or len(managed)
     at_once -= sum(one.state in ACTIVE for one in managed)
     starting = []
-    for one in sorted(managed, key=lambda one: (not one.unavailable, one.mark.since if one.mark else 0, one.name)):
+    for one in sorted(others, key=lambda one: (not one.unavailable, one.mark.since if one.mark else 0, one.name)):
         if at_once <= 0 or not _may_begin(one, world):
             continue
         if not one.node.spec.unschedulable:  # else nothing is taken from anybody
@@ -176,8 +192,10 @@ def _next(one: NodeUpgrade, world: World, policy: UpgradePolicyFields) -> list[A
 
 def _can_go_back(one: NodeUpgrade) -> bool:
     """Whether an upgrade is under way that has not touched the driver yet."""
+    if one.beginning:
+        return False
     if one.state in REVERSIBLE:
-        return True
+        return not one.current
     deleted = one.mark is not None and one.mark.pod != ""
     return one.outdated and (one.cordoned or one.state == RESTART) and not deleted and not one.lost
 

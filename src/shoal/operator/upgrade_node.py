@@ -31,7 +31,7 @@ from shoal.model.contract.operator import (
 from shoal.model.errors import CodecError
 from shoal.operator.actions import Action, DeletePod, Evict, PatchNode, Tell
 from shoal.operator.gpu_pods import uses_gpu
-from shoal.operator.nodes import DEPLOY, is_gpu_node, is_paused
+from shoal.operator.nodes import DEPLOY, LABELS_DEPLOY, is_gpu_node, is_paused
 from shoal.operator.policy import DrainFields, PodDeletionFields, UpgradePolicyFields
 from shoal.operator.validation import validation_of
 from shoal.operator.world import World
@@ -139,6 +139,19 @@ class NodeUpgrade:
     def upgraded(self) -> bool:
         """Whether the newest driver is there and well, as its pod says."""
         return self.current and self.driver is not None and _is_ready(self.driver)
+
+    @property
+    def beginning(self) -> bool:
+        """Whether the driver's pod has just begun, with NVIDIA's driver manager, which unloads the old driver."""
+        if self.driver is None or self.driver.metadata.deletion_timestamp is not None:
+            return False
+        return any(not found.ready for found in self.driver.status.init_container_statuses)
+
+    @property
+    def unloading(self) -> bool:
+        """Whether a driver is loaded that NVIDIA's driver manager must unload: only then it pauses operands."""
+        labels = self.node.metadata.labels
+        return self.beginning and any(is_paused(labels.get(key, "")) for key in LABELS_DEPLOY)
 
     @property
     def lost(self) -> bool:
@@ -298,6 +311,8 @@ def step(one: NodeUpgrade, world: World, policy: UpgradePolicyFields) -> list[Ac
         if one.state in _EMPTIED and not one.node.spec.unschedulable:
             # Somebody uncordoned it: pods would come back under a driver that goes.
             return [_cordoned(one, enter(one, _as_state(one.state), world.now, why=one.mark.why))]
+        if one.state in REVERSIBLE and one.upgraded:
+            return [enter(one, VALIDATION, world.now)]  # the newest driver came without it: nobody needs to go
         return _STEPS[one.state](one, world, policy)
     if one.state == REQUIRED:
         return _required(one, world)
@@ -427,8 +442,8 @@ def _late(one: NodeUpgrade, world: World, rules: PodDeletionFields | DrainFields
 def _until_gone(
     one: NodeUpgrade, world: World, rules: PodDeletionFields | DrainFields, left: list[Pod], section: str
 ) -> list[Action]:
-    """Ask pods to go, and say what is waited for."""
-    if _late(one, world, rules):
+    """Ask pods to go, and say what is waited for. Where the driver is being unloaded there is no going back."""
+    if _late(one, world, rules) and not one.beginning:
         return _give_up(one, world, rules, left, section)
     evictions: list[Action] = [
         Evict(pod.metadata.name, pod.metadata.namespace, pod.metadata.uid)
@@ -479,17 +494,18 @@ def _waiting(one: NodeUpgrade, world: World, why: str, *, blocked: bool = False)
 
 
 def _pod_restart(one: NodeUpgrade, world: World, policy: UpgradePolicyFields) -> list[Action]:
-    if one.outdated and one.driver is not None and one.mark is not None:
-        left = to_evict(world.gpu_pods.get(one.name, ()))
-        if left and one.mark.pod == "":  # they came before everybody saw the cordon
-            return _until_gone(one, world, policy.pod_deletion, left, "driver.upgradePolicy.podDeletion")
+    left = to_evict(world.gpu_pods.get(one.name, ()))
+    deleted = one.mark is not None and one.mark.pod != ""
+    if left and (one.beginning or (one.outdated and not deleted)):  # they came before everybody saw the cordon
+        return _until_gone(one, world, policy.pod_deletion, left, "driver.upgradePolicy.podDeletion")
+    if one.outdated and one.driver is not None and one.mark is not None and (policy.auto_upgrade or deleted):
         meta = one.driver.metadata
         actions: list[Action] = [] if one.mark.pod == meta.uid else [_deleting(one, world.now, meta.uid)]
         return [*actions, DeletePod(meta.name, meta.namespace, meta.uid)]
     if one.upgraded:
         return [enter(one, VALIDATION, world.now)]
     failure = _failure(one.driver) if one.current and one.driver is not None else None
-    if failure is None and one.elapsed(world.now) >= RESTART_SECONDS:
+    if failure is None and one.elapsed(world.now) >= RESTART_SECONDS and not one.outdated:
         failure = f"its driver was not ready in {RESTART_SECONDS // 60} minutes"
     return [] if failure is None else _fail(one, world, failure)
 

@@ -44,6 +44,8 @@ class World:
     #: The manifests of operands, by file name without `.yaml`: agent, mps, discovery-bus, discovery-cards, metrics,
     #: validator, validator-runtime, driver, toolkit, cleanup.
     operands: Mapping[str, tuple[RawObject, ...]] = field(default_factory=dict)
+    #: Why the manifests that are mounted now cannot be used; empty if they can. `operands` are then the last good ones.
+    operands_error: str = ""
 
 
 def is_ready(thing: Node | Pod) -> bool:

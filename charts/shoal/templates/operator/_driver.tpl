@@ -1,8 +1,8 @@
 {{/* NVIDIA's driver and container toolkit: its images, as its own operator runs them. */}}
 {{- define "shoal.operand.driver" -}}
 {{- $of := .Values.driver -}}
-# NVIDIA's driver image. Before it the driver manager empties the node of whoever has the driver open. It is replaced only
-# when its pod is deleted: the operator does that node by node.
+# NVIDIA's driver image. Before it the driver manager unloads the old driver; the operator evicts pods that have it open.
+# It is replaced only when its pod is deleted: the operator does that node by node.
 apiVersion: apps/v1
 kind: DaemonSet
 metadata:
@@ -61,11 +61,12 @@ spec:
           valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
         # Under the plain runtime, whatever the node's default is.
         - {name: NVIDIA_VISIBLE_DEVICES, value: void}
-        - {name: ENABLE_GPU_POD_EVICTION, value: "true"}
-        - {name: ENABLE_AUTO_DRAIN, value: "false"}
         {{- with $of.manager.env }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+        # The operator evicts: the manager's account cannot.
+        - {name: ENABLE_GPU_POD_EVICTION, value: "false"}
+        - {name: ENABLE_AUTO_DRAIN, value: "false"}
         securityContext: {privileged: true}
         volumeMounts:
         - {name: run-nvidia, mountPath: /run/nvidia, mountPropagation: Bidirectional}

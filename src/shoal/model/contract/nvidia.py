@@ -67,6 +67,9 @@ MIG_CONFIG_DEFAULT: Final = "all-disabled"
 LABEL_UPGRADE_STATE: Final = "nvidia.com/gpu-driver-upgrade-state"
 LABEL_UPGRADE_SKIP: Final = "nvidia.com/gpu-driver-upgrade.skip"
 LABEL_UPGRADE_DRAIN_SKIP: Final = "nvidia.com/gpu-driver-upgrade-drain.skip"
+#: Variables of NVIDIA's driver manager: whether it evicts pods with GPUs, and whether it drains its node.
+ENV_GPU_POD_EVICTION: Final = "ENABLE_GPU_POD_EVICTION"
+ENV_AUTO_DRAIN: Final = "ENABLE_AUTO_DRAIN"
 #: On nodes whose upgrades an operator does: with "true" NVIDIA's driver manager leaves eviction and cordon to it.
 ANNOTATION_UPGRADE_ENABLED: Final = "nvidia.com/gpu-driver-upgrade-enabled"
 #: On nodes that were cordoned before their upgrade and stay so after it.

@@ -28,6 +28,8 @@ NAME_TOOLKIT: Final = "shoal-toolkit"
 NAME_MPS: Final = "shoal-mps"
 #: DaemonSet that removes files from nodes, while Shoal is uninstalled.
 NAME_CLEANUP: Final = "shoal-cleanup"
+#: Its file among the manifests of operands, without `.yaml`.
+OPERAND_CLEANUP: Final = "cleanup"
 
 #: On a node whose files are to be removed: chooses the nodes of that DaemonSet.
 LABEL_CLEANUP: Final = "shoal.dev/cleanup"
