@@ -346,8 +346,10 @@ class Agent:
     def _inventory(self) -> NodeGpus:
         faults = {**self._limits.faults(), **self.health.faults}
         gpus = self.cards.gpus(self.config, faults)
+        limited = [(gpu, self._limits.isolation(gpu.uuid)) for gpu in gpus]
         return NodeGpus(
-            self.config.node_name, tuple(replace(gpu, isolation=self._limits.isolation(gpu.uuid)) for gpu in gpus)
+            self.config.node_name,
+            tuple(replace(gpu, isolation=by.memory, compute_isolation=by.compute) for gpu, by in limited),
         )
 
     def _publish_none(self) -> None:

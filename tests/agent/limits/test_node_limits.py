@@ -1,0 +1,77 @@
+"""What limits a container: its edits by the means of the node."""
+
+from pathlib import Path
+from typing import Literal
+
+from shoal.agent.limits import ContainerStart
+from shoal.agent.limits.mps import Mps
+from shoal.agent.limits.node_limits import NodeLimits
+from shoal.agent.limits.tiers import IsolationSetting, Means
+from shoal.gpu.describe import parse_cards
+from shoal.gpu.inventory import gpus
+from shoal.gpu.protocol import Driver
+from shoal.gpu.simulated import NEWEST, SimulatedNvml
+from shoal.kubelet.cdi import ContainerEdits
+from shoal.model.allocation import CardShare, ContainerAllocation
+from shoal.model.contract import nvidia, shoal
+from shoal.model.request import Share
+from tests.testbed.mps.daemons import mps_daemon
+
+#: No daemon runs there: edits do not need one.
+PIPE = Path("/tmp/no-mps")
+
+
+class Node:
+    """A node with two GPUs and an MPS daemon."""
+
+    def __init__(self, folder: Path, protocol: Literal[2, 3] = 3, *, cgroup: bool = False) -> None:
+        nvml = SimulatedNvml(parse_cards("2xA30"), clock=lambda: 0.0)
+        self.gpus = gpus(nvml.survey())
+        self.limits = NodeLimits(
+            nvml,
+            nvml.survey(),
+            Means(
+                NEWEST if protocol == 3 else Driver("550.54", (12, 4)),
+                cgroup2=cgroup,
+                hook=cgroup,
+                mps=True,
+                namespaces=protocol == 3,
+            ),
+            IsolationSetting.AUTO,
+            program=folder / "hook",
+            socket_path=folder / "door",
+            cgroups=folder,
+            mps=Mps(mps_daemon(PIPE, protocol, multi_user=protocol == 3)),
+            exclusive=False,
+            isolated=lambda: True,
+        )
+
+    def start(self, *shares: Share, limit_mib: int | None = None) -> ContainerStart:
+        """A container with these shares, one of each GPU."""
+        cards = tuple(CardShare(self.gpus[index].uuid, index, share) for index, share in enumerate(shares))
+        container = ContainerAllocation("main", cards, memory_limit_mib=limit_mib)
+        return ContainerStart("ns", "pod", "uid", container, self.gpus[: len(shares)])
+
+    def edits(self, *shares: Share, limit_mib: int | None = None) -> ContainerEdits:
+        return self.limits.edits(self.start(*shares, limit_mib=limit_mib))
+
+
+def isolation(edits: ContainerEdits) -> str:
+    return edits.environment({})[shoal.ENV_ISOLATION]
+
+
+def test_the_driver_limits_memory_and_a_namespace_limits_compute(tmp_path: Path) -> None:
+    node = Node(tmp_path, cgroup=True)
+    assert [str(node.limits.isolation(gpu.uuid)) for gpu in node.gpus] == ["cgroup+mps-namespace"] * 2
+    edits = node.edits(Share(3072, compute=25))
+    assert isolation(edits) == "cgroup+mps-namespace"
+    assert [hook.args[-1] for hook in edits.hooks] == [f"{node.gpus[0].uuid}={3072 * 2**20}"]
+    assert nvidia.ENV_MPS_PIPE_DIRECTORY in edits.environment({})
+    ((_, inside),) = node.limits._names([node.start(Share(3072, compute=25))]).items()
+    assert (inside.memory_mib, inside.threads) == ({}, 25), "MPS is not told of memory that the driver limits"
+
+
+def test_memory_alone_needs_no_mps_where_the_driver_limits_it(tmp_path: Path) -> None:
+    edits = Node(tmp_path, cgroup=True).edits(Share(3072))
+    assert isolation(edits) == "cgroup"
+    assert nvidia.ENV_MPS_PIPE_DIRECTORY not in edits.environment({})
