@@ -32,9 +32,9 @@ def test_commands(command: Command, text: str) -> None:
 
 def test_client_environment() -> None:
     assert control.client_environment(Path("/run/mps")) == {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}
-    assert control.client_environment(Path("/run/mps"), memory_mib={1: 2048, 0: 3072}, threads=30) == {
+    assert control.client_environment(Path("/run/mps"), memory_mib=3072, threads=30) == {
         "CUDA_MPS_PIPE_DIRECTORY": "/run/mps",
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3072M,1=2048M",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3072M",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30",
     }
     assert control.client_environment(Path("/run/mps"), yields=True)["CUDA_MPS_CLIENT_PRIORITY"] == "1"
@@ -57,7 +57,7 @@ def test_limits_that_cannot_be() -> None:
     with pytest.raises(MpsError, match="no limit is given"):
         control.set_namespace("n", server="s")
     with pytest.raises(MpsError, match="1 or more"):
-        control.client_environment(Path("/p"), memory_mib={0: -5})
+        control.client_environment(Path("/p"), memory_mib=-5)
 
 
 def test_answers_of_the_manual() -> None:

@@ -6,8 +6,9 @@ knows that can ask it. Commands go through the control program, the one publishe
 whether the daemon obeyed or not: a refusal is known by its words, some are silent, and so a limit is read back.
 
 Protocol 2 limits by convention: limits stand in a client's environment, and a container that unsets that escapes them.
-Protocol 3 has named servers, and namespaces that limit the clients in them: a wall for clients that are given the
-namespace's directory alone. Limits are set before the first client comes; nothing outlives the daemon.
+Protocol 3 has named servers, and namespaces that limit the clients that are given the namespace's directory alone. They
+limit compute; a limit of memory is a convention, since a client that names a GPU it cannot see in
+CUDA_MPS_PINNED_DEVICE_MEM_LIMIT drops it. Limits are set before the first client comes; nothing outlives the daemon.
 
 Protocol 2 was run on NVIDIA's daemons of R535 and R550. None of protocol 3 (R615) could be had: commands and answers
 follow NVIDIA's manual. When to start a daemon and what to limit is the agent's business.
@@ -244,19 +245,19 @@ async def _gone(process: asyncio.subprocess.Process) -> None:
 def client_environment(
     pipe_directory: Path,
     *,
-    memory_mib: Mapping[int, int] | None = None,
+    memory_mib: int | None = None,
     threads: int | None = None,
     yields: bool = False,
 ) -> dict[str, str]:
     """The environment that makes a container's programs clients of a daemon, with their limits.
 
-    `memory_mib` is by the cards' ordinals as the container sees them: limits by UUID are known not to be applied.
-    `yields` gives them a priority below normal.
+    `memory_mib` is for containers with one GPU: a client that names a GPU it does not see drops every limit. The GPU is
+    named by its ordinal as the container sees it, since limits by UUID are known not to be applied. `yields` gives the
+    programs a priority below normal.
     """
     environment = {nvidia.ENV_MPS_PIPE_DIRECTORY: str(pipe_directory)}
-    if memory_mib:
-        limits = (f"{ordinal}={_memory(mib)}" for ordinal, mib in sorted(memory_mib.items()))
-        environment[nvidia.ENV_MPS_MEMORY_LIMIT] = ",".join(limits)
+    if memory_mib is not None:
+        environment[nvidia.ENV_MPS_MEMORY_LIMIT] = f"0={_memory(memory_mib)}"
     if threads is not None:
         environment[nvidia.ENV_MPS_THREAD_PERCENTAGE] = str(_percentage(threads))
     if yields:

@@ -24,7 +24,7 @@ from tests.testbed.mps.daemons import ended_with_us, kill, mps_daemon, pid_of, s
 from tests.testbed.nvidia import SERIES, parts_or_skip
 from tests.testbed.waiting import wait_for
 
-CARD, OTHER = "GPU-1", "GPU-2"
+CARD = "GPU-1"
 SHARE = ContainerLimits({CARD: 3072}, 25)
 
 
@@ -87,7 +87,7 @@ async def test_each_container_has_a_namespace_with_its_limits(care: Care) -> Non
     assert f"namespace set {name} --server={SERVER} --pinned-memory-limit=3072M --active-thread-percentage=25" in told(
         mps.daemon
     )
-    edits = mps.edits(name, SHARE, [CARD])
+    edits = mps.edits(name, SHARE)
     place = str(mps.daemon.pipe_directory / SERVER / name)
     assert edits.env == (f"CUDA_MPS_PIPE_DIRECTORY={place}",)
     assert [(mount.host_path, mount.container_path) for mount in edits.mounts] == [
@@ -100,10 +100,10 @@ async def test_limits_by_environment(care: Care) -> None:
     mps = care(2).mps
     await mps.prepare("unused", SHARE)
     pipe = str(mps.daemon.pipe_directory)
-    edits = mps.edits("unused", ContainerLimits({OTHER: 1024, CARD: 3072}, 25), [CARD, "GPU-whole", OTHER])
+    edits = mps.edits("unused", SHARE)
     assert edits.environment({}) == {
         "CUDA_MPS_PIPE_DIRECTORY": pipe,
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3072M,2=1024M",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3072M",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
     }
     assert [mount.host_path for mount in edits.mounts] == [pipe]
@@ -195,7 +195,7 @@ async def test_daemon_of_somebody_else(care: Care, tmp_path: Path) -> None:
     await mps.prepare("n_1", SHARE)
     assert set(await namespaces(mps)) == {"n_1"}
     assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
-    assert [mount.host_path for mount in mps.edits("n_1", SHARE, [CARD]).mounts if mount.container_path == "/dev/shm"]
+    assert [mount.host_path for mount in mps.edits("n_1", SHARE).mounts if mount.container_path == "/dev/shm"]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await elsewhere.quit()
@@ -274,12 +274,6 @@ async def test_no_container_starts_on_a_daemon_without_namespaces(series: str) -
                 await mps.prepare("n_1", SHARE)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-
-async def test_unequal_shares_are_refused(care: Care) -> None:
-    cared = care()
-    with pytest.raises(RefusedError, match="ask for equal ones"):
-        await cared.mps.prepare("n_1", ContainerLimits({CARD: 1, OTHER: 2}))
 
 
 async def test_control_program_that_is_not_there(care: Care, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What limits a container: its edits by the means of the node."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -69,6 +70,50 @@ def test_the_driver_limits_memory_and_a_namespace_limits_compute(tmp_path: Path)
     assert nvidia.ENV_MPS_PIPE_DIRECTORY in edits.environment({})
     ((_, inside),) = node.limits._names([node.start(Share(3072, compute=25))]).items()
     assert (inside.memory_mib, inside.threads) == ({}, 25), "MPS is not told of memory that the driver limits"
+
+
+TWO = (Share(3072), Share(3072))
+
+
+def test_mps_limits_memory_of_one_gpu(tmp_path: Path) -> None:
+    assert Node(tmp_path, 2).edits(Share(3072)).environment({})[nvidia.ENV_MPS_MEMORY_LIMIT] == "0=3072M"
+    node = Node(tmp_path)
+    assert isolation(node.edits(Share(3072))) == "mps-namespace"
+    ((_, inside),) = node.limits._names([node.start(Share(3072))]).items()
+    assert inside.memory_mib == {node.gpus[0].uuid: 3072}
+
+
+def test_mps_limits_no_memory_of_several_gpus_and_says_so(tmp_path: Path) -> None:
+    """A worker that narrows CUDA_VISIBLE_DEVICES would drop all limits, so none is set that looks as if it held."""
+    older = Node(tmp_path, 2)
+    env = older.edits(*TWO).environment({})
+    assert nvidia.ENV_MPS_MEMORY_LIMIT not in env
+    assert env[shoal.ENV_ISOLATION] == "none"
+    assert isolation(older.edits(Share(3072, compute=25), Share(3072, compute=25))) == "none+mps"
+    node = Node(tmp_path)
+    assert isolation(node.edits(*TWO)) == "none"
+    assert isolation(node.edits(Share(3072, compute=25), Share(1024, compute=25))) == "none+mps-namespace"
+    ((_, inside),) = node.limits._names([node.start(*TWO)]).items()
+    assert inside.memory_mib == {}
+
+
+def test_the_driver_limits_memory_of_several_gpus(tmp_path: Path) -> None:
+    edits = Node(tmp_path, cgroup=True).edits(Share(3072, compute=25), Share(1024, compute=25))
+    assert isolation(edits) == "cgroup+mps-namespace"
+    assert len(edits.hooks[0].args) == 4, "program, socket and a limit of each GPU"
+
+
+def test_a_whole_gpu_beside_the_share_counts_too(tmp_path: Path) -> None:
+    env = Node(tmp_path, 2).edits(Share(3072), Share(exclusive=True)).environment({})
+    assert nvidia.ENV_MPS_MEMORY_LIMIT not in env
+
+
+def test_gpus_of_other_requests_of_a_claim_count_too(tmp_path: Path) -> None:
+    """A container that uses all of a claim gets the variables of each of its requests."""
+    node = Node(tmp_path, 2)
+    beside = frozenset(gpu.uuid for gpu in node.gpus)
+    edits = node.limits.edits(replace(node.start(Share(3072)), beside=beside))
+    assert nvidia.ENV_MPS_MEMORY_LIMIT not in edits.environment({})
 
 
 def test_memory_alone_needs_no_mps_where_the_driver_limits_it(tmp_path: Path) -> None:

@@ -29,6 +29,13 @@ class ContainerStart:
     yields: bool = False
     #: What NVIDIA's own CDI spec runs for these cards.
     hooks: Sequence[Hook] = ()
+    #: The UUIDs of other GPUs that it may see: those of the whole claim, if it has its GPUs by a request of one.
+    beside: frozenset[str] = frozenset()
+
+    @property
+    def gpus(self) -> frozenset[str]:
+        """The UUIDs of all GPUs that it may see."""
+        return self.beside | {card.uuid for card in self.cards}
 
 
 class ShareLimits(Protocol):

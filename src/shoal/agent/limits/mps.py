@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -145,8 +145,8 @@ class Mps:
 
     # Containers
 
-    def edits(self, name: str, limits: ContainerLimits, cards: Sequence[str]) -> ContainerEdits:
-        """What makes a container's programs clients. `cards` are its UUIDs in the order it sees them."""
+    def edits(self, name: str, limits: ContainerLimits) -> ContainerEdits:
+        """What makes a container's programs clients."""
         pipe = self.daemon.pipe_directory
         if self.namespaces:
             place = pipe / SERVER / name
@@ -155,8 +155,9 @@ class Mps:
             mounts = [Mount("tmpfs", str(pipe), _EMPTY, type="tmpfs"), Mount(str(place), str(place), _OPTIONS)]
         else:
             mounts = [Mount(str(pipe), str(pipe), _OPTIONS)]
-            memory = {number: limits.memory_mib[uuid] for number, uuid in enumerate(cards) if uuid in limits.memory_mib}
-            env = control.client_environment(pipe, memory_mib=memory, threads=limits.threads, yields=limits.yields)
+            env = control.client_environment(
+                pipe, memory_mib=_memory(limits), threads=limits.threads, yields=limits.yields
+            )
         if self._shared_memory is not None:
             mounts.append(Mount(str(self._shared_memory), _SHARED_MEMORY, _OPTIONS))
         return ContainerEdits(env=tuple(f"{key}={value}" for key, value in env.items()), mounts=tuple(mounts))
@@ -168,10 +169,6 @@ class Mps:
             raise RefusedError(self.fault)
         if not self.namespaces:
             return
-        if len(set(limits.memory_mib.values())) > 1:
-            raise RefusedError(
-                "its shares of cards differ, and a namespace of MPS has one limit for all: ask for equal ones"
-            )
         async with self._lock:
             self._wanted[name] = limits
             try:
@@ -255,8 +252,9 @@ def _difference(found: MpsNamespace | None, limits: ContainerLimits) -> str:
 
 
 def _memory(limits: ContainerLimits) -> int | None:
-    """The one limit of a namespace in MiB: it holds for each card."""
-    return min(limits.memory_mib.values(), default=None)
+    """The memory limit in MiB. MPS limits the memory of containers with one GPU only."""
+    assert len(limits.memory_mib) <= 1
+    return next(iter(limits.memory_mib.values()), None)
 
 
 def set_exclusive(nvml: Nvml, uuids: Iterable[str]) -> None:

@@ -97,7 +97,7 @@ class NodeLimits:
         if self._mps is not None and client:
             inside = self._inside(mode, limits)
             name = namespace_of(start.pod_uid, start.container.name, inside)
-            edits += self._mps.edits(name, inside, [card.uuid for card in start.cards])
+            edits += self._mps.edits(name, inside)
         return edits
 
     async def prepare(self, start: ContainerStart) -> None:
@@ -138,10 +138,8 @@ class NodeLimits:
         client = mode.memory.by_mps or limits.client or limits.threads is not None
         if self._mps is None or mode.compute is Isolation.NONE or not client:
             return replace(mode, compute=Isolation.NONE), False
-        if limits.threads is None and not mode.memory.by_mps:
-            mode = replace(mode, compute=Isolation.NONE)  # it is a client, and its compute is not limited
         if self._mps.namespaces or self._may_share(start.namespace):
-            return mode, True
+            return _as_client(mode, start, limits), True
         if limits.client or self._wanted is IsolationSetting.MPS:
             raise RefusedError(
                 f"namespace {shown(start.namespace)} has not opted in to MPS, and the node's MPS daemon lets every "
@@ -151,7 +149,7 @@ class NodeLimits:
         return LimitedBy(Isolation.NONE if mode.memory.by_mps else mode.memory), False
 
     def _inside(self, mode: LimitedBy, limits: ContainerLimits) -> ContainerLimits:
-        """The limits that MPS has to set: of memory only where nothing stronger limits it."""
+        """The limits that MPS has to set: of memory only where MPS limits it."""
         return limits if mode.memory.by_mps else replace(limits, memory_mib={})
 
     def _names(self, starts: Iterable[ContainerStart]) -> dict[str, ContainerLimits]:
@@ -169,6 +167,18 @@ class NodeLimits:
                 inside = self._inside(mode, limits)
                 found[namespace_of(start.pod_uid, start.container.name, inside)] = inside
         return found
+
+
+def _as_client(mode: LimitedBy, start: ContainerStart, limits: ContainerLimits) -> LimitedBy:
+    """What limits a client of MPS. MPS limits memory of containers with one GPU only.
+
+    A program that narrows CUDA_VISIBLE_DEVICES no longer sees all GPUs that the limits name, and drops all of them.
+    """
+    if not mode.memory.by_mps:
+        return mode if limits.threads is not None else LimitedBy(mode.memory)
+    if len(start.gpus) == 1:
+        return mode
+    return LimitedBy(compute=Isolation.NONE if limits.threads is None else mode.compute)
 
 
 def build(
