@@ -23,7 +23,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -55,6 +55,9 @@ _BELOW_NORMAL: Final = "1"
 #: Cells of a line that tells of a server or a namespace.
 _LEAST_CELLS: Final = 7
 _NAME: Final = re.compile(r"[a-z0-9_]{1,64}")
+_UUID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,79}")
+_UUID_PREFIX: Final = "GPU-"
+_FAULT: Final = "FAULT"
 _MEMORY: Final = re.compile(r"(?:[0-9]+=)?(?P<amount>[1-9][0-9]{0,14})(?P<unit>[MG])")
 _UNITS_MIB: Final = {"M": 1, "G": 1024}
 #: How NVIDIA's daemons of R535 to R555 begin a line that refuses; `error` for those that are not known here.
@@ -265,7 +268,35 @@ def client_environment(
     return environment
 
 
+async def faulted_servers(daemon: MpsDaemon) -> tuple[str, ...]:
+    """Of protocol 2, the PIDs of the servers that a client's fault has stopped. R535 cannot say, and has none."""
+    found = []
+    for pid in (await daemon.tell(_LIST_SERVERS[2])).split():
+        try:
+            status = await daemon.tell(("get_server_status", pid))
+        except MpsRefusalError:  # it has ended meanwhile, or the daemon does not know the command
+            continue
+        if status.strip().upper() == _FAULT:
+            found.append(pid)
+    return tuple(found)
+
+
 # Protocol 3. SM partitions are left out: a client chooses its own, so they bind nobody.
+
+
+@dataclass(frozen=True, slots=True)
+class MpsServer:
+    """A server, as the daemon lists it."""
+
+    name: str
+    status: str
+    #: The UUIDs of the GPUs that it may use; none are listed of one that may use all.
+    gpus: frozenset[str] = frozenset()
+
+    @property
+    def faulted(self) -> bool:
+        """Whether a client's fault has stopped it: it takes no new clients until all it has have left."""
+        return self.status.upper() == _FAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,9 +324,21 @@ def list_servers() -> Command:
     return _LIST_SERVERS[3]
 
 
-def create_server(name: str) -> Command:
-    """A server on all cards. In multi-user mode it is root's."""
-    return ("server", "create", _named(name))
+def create_server(name: str, *, gpus: Iterable[str] = ()) -> Command:
+    """A server on the GPUs with these UUIDs, or on all. In multi-user mode it is root's.
+
+    List the servers again afterwards: with an unknown UUID the daemon accepts the command, and the server ends at once.
+    """
+    uuids = sorted(gpus)
+    for uuid in uuids:
+        if not _UUID.fullmatch(uuid):
+            raise MpsError(f"{shown(uuid)} is no UUID of a GPU: survey the GPUs again")
+    return ("server", "create", _named(name), *((f"--allowed-devices={','.join(uuids)}",) if uuids else ()))
+
+
+def delete_server(name: str) -> Command:
+    """Remove a server that has no clients."""
+    return ("server", "delete", _named(name))
 
 
 def list_namespaces(server: str) -> Command:
@@ -311,7 +354,7 @@ def create_namespace(name: str, *, server: str) -> Command:
 def set_namespace(
     name: str, *, server: str, memory_mib: int | None = None, threads: int | None = None, yields: bool = False
 ) -> Command:
-    """A namespace's limits. The daemon refuses while it has clients. `yields`: a priority below normal."""
+    """A namespace's limits, to be set before its first client. `yields`: a priority below normal."""
     if memory_mib is None and threads is None and not yields:
         raise MpsError("no limit is given: set the memory, the threads or both")
     return (
@@ -330,9 +373,12 @@ def delete_namespace(name: str, *, server: str, force: bool = False) -> Command:
     return ("namespace", "delete", _named(name), f"--server={_named(server)}", *(("--force",) if force else ()))
 
 
-def parse_servers(answer: str) -> tuple[str, ...]:
-    """The names of the servers."""
-    return tuple(cells[0] for cells in _cells(answer))
+def parse_servers(answer: str) -> tuple[MpsServer, ...]:
+    """The servers."""
+    return tuple(
+        MpsServer(cells[0], cells[3], frozenset(cell for cell in cells[5:] if cell.startswith(_UUID_PREFIX)))
+        for cells in _cells(answer)
+    )
 
 
 def parse_namespaces(answer: str) -> tuple[MpsNamespace, ...]:

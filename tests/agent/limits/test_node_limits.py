@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import pytest
+
 from shoal.agent.limits import ContainerStart
 from shoal.agent.limits.mps import Mps
 from shoal.agent.limits.node_limits import NodeLimits
@@ -25,7 +27,9 @@ PIPE = Path("/tmp/no-mps")
 class Node:
     """A node with two GPUs and an MPS daemon."""
 
-    def __init__(self, folder: Path, protocol: Literal[2, 3] = 3, *, cgroup: bool = False) -> None:
+    def __init__(
+        self, folder: Path, protocol: Literal[2, 3] = 3, *, cgroup: bool = False, exclusive: bool = False
+    ) -> None:
         nvml = SimulatedNvml(parse_cards("2xA30"), clock=lambda: 0.0)
         self.gpus = gpus(nvml.survey())
         self.limits = NodeLimits(
@@ -43,7 +47,7 @@ class Node:
             socket_path=folder / "door",
             cgroups=folder,
             mps=Mps(mps_daemon(PIPE, protocol, multi_user=protocol == 3)),
-            exclusive=False,
+            exclusive=exclusive,
             isolated=lambda: True,
         )
 
@@ -68,8 +72,8 @@ def test_the_driver_limits_memory_and_a_namespace_limits_compute(tmp_path: Path)
     assert isolation(edits) == "cgroup+mps-namespace"
     assert [hook.args[-1] for hook in edits.hooks] == [f"{node.gpus[0].uuid}={3072 * 2**20}"]
     assert nvidia.ENV_MPS_PIPE_DIRECTORY in edits.environment({})
-    ((_, inside),) = node.limits._names([node.start(Share(3072, compute=25))]).items()
-    assert (inside.memory_mib, inside.threads) == ({}, 25), "MPS is not told of memory that the driver limits"
+    (client,) = node.limits._clients([node.start(Share(3072, compute=25))])
+    assert (client.limits.memory_mib, client.limits.threads) == ({}, 25), "memory is the driver's"
 
 
 TWO = (Share(3072), Share(3072))
@@ -79,8 +83,8 @@ def test_mps_limits_memory_of_one_gpu(tmp_path: Path) -> None:
     assert Node(tmp_path, 2).edits(Share(3072)).environment({})[nvidia.ENV_MPS_MEMORY_LIMIT] == "0=3072M"
     node = Node(tmp_path)
     assert isolation(node.edits(Share(3072))) == "mps-namespace"
-    ((_, inside),) = node.limits._names([node.start(Share(3072))]).items()
-    assert inside.memory_mib == {node.gpus[0].uuid: 3072}
+    (client,) = node.limits._clients([node.start(Share(3072))])
+    assert client.limits.memory_mib == {node.gpus[0].uuid: 3072}
 
 
 def test_mps_limits_no_memory_of_several_gpus_and_says_so(tmp_path: Path) -> None:
@@ -93,8 +97,9 @@ def test_mps_limits_no_memory_of_several_gpus_and_says_so(tmp_path: Path) -> Non
     node = Node(tmp_path)
     assert isolation(node.edits(*TWO)) == "none"
     assert isolation(node.edits(Share(3072, compute=25), Share(1024, compute=25))) == "none+mps-namespace"
-    ((_, inside),) = node.limits._names([node.start(*TWO)]).items()
-    assert inside.memory_mib == {}
+    (client,) = node.limits._clients([node.start(*TWO)])
+    assert client.limits.memory_mib == {}
+    assert client.gpus == {gpu.uuid for gpu in node.gpus}
 
 
 def test_the_driver_limits_memory_of_several_gpus(tmp_path: Path) -> None:
@@ -120,3 +125,35 @@ def test_memory_alone_needs_no_mps_where_the_driver_limits_it(tmp_path: Path) ->
     edits = Node(tmp_path, cgroup=True).edits(Share(3072))
     assert isolation(edits) == "cgroup"
     assert nvidia.ENV_MPS_PIPE_DIRECTORY not in edits.environment({})
+
+
+def test_gpus_of_a_stopped_server_are_not_healthy_and_others_are(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    first, second = (gpu.uuid for gpu in node.gpus)
+    assert node.limits.faults() == {}
+    assert node.limits._mps is not None
+    node.limits._mps.faulted = {frozenset({first}): "stopped"}
+    assert node.limits.faults() == {first: "stopped"}
+    node.limits._mps.faulted = {frozenset(): "stopped"}
+    assert node.limits.faults() == {first: "stopped", second: "stopped"}
+    beside = Node(tmp_path, cgroup=True)
+    assert beside.limits._mps is not None
+    beside.limits._mps.faulted = {frozenset({first}): "stopped"}
+    assert beside.limits.faults() == {}, "shares of memory alone need no MPS"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "exclusive", "lost", "restarted"),
+    [(3, False, True, True), (2, False, True, False), (3, True, False, False)],
+)
+def test_what_a_dead_daemon_means_for_programs_that_start(
+    tmp_path: Path, protocol: Literal[2, 3], exclusive: bool, lost: bool, restarted: bool
+) -> None:
+    """On GPUs in exclusive mode they cannot compute; with protocol 2 they find the next daemon in the same place."""
+    node = Node(tmp_path, protocol, exclusive=exclusive)
+    mps = node.limits._mps
+    assert mps is not None
+    assert (node.limits.lost(), node.limits.restarted()[0]) == ("", 0)
+    mps.failing, mps.fault, mps.started = True, "away", 1
+    assert bool(node.limits.lost()) is lost
+    assert bool(node.limits.restarted()[1]) is restarted

@@ -19,7 +19,7 @@ from pathlib import Path
 from shoal.agent.config import AgentConfig
 from shoal.agent.errors import AgentConfigError, RefusedError
 from shoal.agent.limits import ContainerStart, cgroup
-from shoal.agent.limits.mps import Mps, namespace_of, set_exclusive, set_open
+from shoal.agent.limits.mps import Mps, MpsClient, client_of, set_exclusive, set_open
 from shoal.agent.limits.tiers import ContainerLimits, IsolationSetting, Means, chosen, container_limits, weakest
 from shoal.agent.node.cards import NodeCards
 from shoal.gpu.errors import GpuError, MpsError
@@ -79,10 +79,38 @@ class NodeLimits:
         return self._modes.get(uuid, (LimitedBy(), ""))[0] if self._isolated() else LimitedBy()
 
     def faults(self) -> Mapping[str, str]:
-        """Cards whose shares need an MPS daemon that does not answer. A daemon that only just starts is no fault."""
-        if self._mps is None or not self._mps.failing:
+        """GPUs whose shares need an MPS daemon that does not answer, or a server that a client's fault has stopped.
+
+        A daemon that only just starts is no fault.
+        """
+        if self._mps is None:
             return {}
-        return {uuid: self._mps.fault for uuid, (mode, _) in self._modes.items() if mode.memory.by_mps}
+        needing = [uuid for uuid, (mode, _) in self._modes.items() if mode.memory.by_mps]
+        if self._mps.failing:
+            return dict.fromkeys(needing, self._mps.fault)
+        stopped = self._mps.faulted.items()
+        return {uuid: words for gpus, words in stopped for uuid in needing if not gpus or uuid in gpus}
+
+    def lost(self) -> str:
+        """Why limits by MPS do not hold for programs that start now, in words; empty if they do.
+
+        On GPUs in exclusive mode such programs cannot compute at all.
+        """
+        if self._mps is None or not self._mps.failing or self._exclusive:
+            return ""
+        return f"limits by MPS do not hold for programs that start now, until the MPS daemon answers: {self._mps.fault}"
+
+    def restarted(self) -> tuple[int, str]:
+        """How often the MPS daemon was started here, and what that means for running containers.
+
+        With protocol 2 they find the new daemon where the old one was.
+        """
+        if self._mps is None or not self._mps.namespaces or self._exclusive:
+            return 0, ""
+        return self._mps.started, (
+            "the MPS daemon ended and was started again, and this pod's containers still have the directory of the old "
+            "one: limits by MPS do not hold for programs that start in them now, until the containers are restarted"
+        )
 
     def edits(self, start: ContainerStart) -> ContainerEdits:
         """The edits that limit the container. RefusedError if the tier that was asked for cannot be had."""
@@ -95,21 +123,19 @@ class NodeLimits:
             vendors = cgroup.vendor_edits(start.hooks, limits.memory_mib)
             edits += vendors or cgroup.hook_edits(self._program, self._socket, limits.memory_mib)
         if self._mps is not None and client:
-            inside = self._inside(mode, limits)
-            name = namespace_of(start.pod_uid, start.container.name, inside)
-            edits += self._mps.edits(name, inside)
+            edits += self._mps.edits(_client(start, mode, limits))
         return edits
 
     async def prepare(self, start: ContainerStart) -> None:
         """Have the container's MPS namespace ready."""
-        for name, inside in self._names([start]).items():
+        for client in self._clients([start]):
             assert self._mps is not None
-            await self._mps.prepare(name, inside)
+            await self._mps.prepare(client)
 
     async def keep_only(self, starts: Iterable[ContainerStart]) -> None:
         """Remove the MPS namespaces of all other containers."""
         if self._mps is not None:
-            await self._mps.keep_only(self._names(starts))
+            await self._mps.keep_only(self._clients(starts))
 
     async def run(self) -> None:
         """Answer hooks, and look after the MPS daemon."""
@@ -148,13 +174,9 @@ class NodeLimits:
             )
         return LimitedBy(Isolation.NONE if mode.memory.by_mps else mode.memory), False
 
-    def _inside(self, mode: LimitedBy, limits: ContainerLimits) -> ContainerLimits:
-        """The limits that MPS has to set: of memory only where MPS limits it."""
-        return limits if mode.memory.by_mps else replace(limits, memory_mib={})
-
-    def _names(self, starts: Iterable[ContainerStart]) -> dict[str, ContainerLimits]:
-        """The namespaces that containers need."""
-        found: dict[str, ContainerLimits] = {}
+    def _clients(self, starts: Iterable[ContainerStart]) -> list[MpsClient]:
+        """Those of these containers that are clients of MPS."""
+        found: list[MpsClient] = []
         for start in starts:
             limits = container_limits(start.container, yields=start.yields)
             if self._mps is None or not limits or not self._isolated():
@@ -164,8 +186,7 @@ class NodeLimits:
             except RefusedError:  # it is refused when it starts
                 continue
             if client:
-                inside = self._inside(mode, limits)
-                found[namespace_of(start.pod_uid, start.container.name, inside)] = inside
+                found.append(_client(start, mode, limits))
         return found
 
 
@@ -179,6 +200,12 @@ def _as_client(mode: LimitedBy, start: ContainerStart, limits: ContainerLimits) 
     if len(start.gpus) == 1:
         return mode
     return LimitedBy(compute=Isolation.NONE if limits.threads is None else mode.compute)
+
+
+def _client(start: ContainerStart, mode: LimitedBy, limits: ContainerLimits) -> MpsClient:
+    """A container as a client of MPS, with the limits that MPS has to set: of memory only where MPS limits it."""
+    inside = limits if mode.memory.by_mps else replace(limits, memory_mib={})
+    return client_of(start.pod_uid, start.container.name, start.gpus, inside)
 
 
 def build(
@@ -219,7 +246,15 @@ def build(
         program=program,
         socket_path=paths.limit_socket,
         cgroups=paths.cgroups,
-        mps=None if daemon is None else Mps(daemon, changed=changed, starts=config.mps_start, shared_memory=shared),
+        mps=None
+        if daemon is None
+        else Mps(
+            daemon,
+            changed=changed,
+            starts=config.mps_start,
+            exclusive=config.mps_exclusive,
+            shared_memory=shared,
+        ),
         exclusive=config.mps_exclusive,
         isolated=isolated,
         may_share=opted_in if asks_consent(config, driver) else lambda namespace: True,
