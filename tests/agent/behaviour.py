@@ -31,7 +31,7 @@ def test_every_family_gets_the_card_that_was_chosen(new_lab: NewLab):
     assert env[gpushare.NAME_CARD] == "15"
     assert env[gpushare.NAME_POD] == env[gpushare.ENV_CONTAINER] == "5"
     assert lab.visible("client") == [1, 2]
-    assert lab.env("client")[keti.ENV_MEMORY_LIMIT] == "0=4096M,1=4096M"
+    assert keti.ENV_MEMORY_LIMIT not in lab.env("client"), "of several GPUs a worker could drop it"
     assert lab.visible("whole") == [3]
     wait_for(
         lambda: lab.pods.get("memory")["metadata"]["annotations"][gpushare.ANNOTATION_ASSIGNED] == "true",

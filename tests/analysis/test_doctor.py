@@ -479,6 +479,25 @@ def test_bad_cards_are_told_with_their_fault() -> None:
     assert told.says == "GPU1 of n1 is out of use: XID 79"
 
 
+@pytest.mark.parametrize(
+    ("isolation", "words"),
+    [
+        ("cgroup", []),
+        ("mps-namespace", ["n1: MPS namespaces limit compute; their memory limit is a convention"]),
+        ("mps", ["n1: MPS limits clients by their environment"]),
+        ("none", ["n1: shares are counted, and nothing keeps a container to its own"]),
+    ],
+)
+def test_which_memory_limits_a_tenant_can_lift(isolation: str, words: list[str]) -> None:
+    def limit(inventory: dict[str, Any]) -> None:
+        for gpu in inventory["gpus"]:
+            gpu["isolation"] = isolation
+
+    said = [one.says for one in examine(replace(SOUND, nodes=[sick(limit)])) if one.check == "isolation"]
+    assert len(said) == len(words)
+    assert all(found.startswith(begin) for found, begin in zip(said, words, strict=True))
+
+
 def test_lists_of_names_stay_short() -> None:
     assert some(str(number) for number in range(7)) == "0, 1, 2, 3, 4 and 2 more"
     assert some(["a"]) == "a"

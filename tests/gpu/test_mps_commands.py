@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from shoal.gpu import mps as control
 from shoal.gpu.errors import MpsError
-from shoal.gpu.mps import Command, MpsNamespace
+from shoal.gpu.mps import Command, MpsNamespace, MpsServer
 
 COMMANDS = [
     (control.list_servers(), "server list --format=csv,noheader"),
     (control.create_server("all"), "server create all"),
+    (control.create_server("s_1", gpus=["GPU-b", "GPU-a"]), "server create s_1 --allowed-devices=GPU-a,GPU-b"),
+    (control.delete_server("s_1"), "server delete s_1"),
     (control.list_namespaces("all"), "namespace list --server=all --format=csv,noheader"),
     (control.create_namespace("c_1", server="all"), "namespace create c_1 --server=all"),
     (
@@ -32,9 +34,9 @@ def test_commands(command: Command, text: str) -> None:
 
 def test_client_environment() -> None:
     assert control.client_environment(Path("/run/mps")) == {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}
-    assert control.client_environment(Path("/run/mps"), memory_mib={1: 2048, 0: 3072}, threads=30) == {
+    assert control.client_environment(Path("/run/mps"), memory_mib=3072, threads=30) == {
         "CUDA_MPS_PIPE_DIRECTORY": "/run/mps",
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3072M,1=2048M",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3072M",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30",
     }
     assert control.client_environment(Path("/run/mps"), yields=True)["CUDA_MPS_CLIENT_PRIORITY"] == "1"
@@ -48,6 +50,12 @@ def test_names_the_daemon_would_refuse(name: str) -> None:
         control.list_namespaces(name)
 
 
+@pytest.mark.parametrize("uuid", ["", "GPU 1", "GPU-1,GPU-2", "--force", "GPU-1\n"])
+def test_gpus_that_would_be_other_words(uuid: str) -> None:
+    with pytest.raises(MpsError, match="no UUID of a GPU"):
+        control.create_server("s", gpus=[uuid])
+
+
 def test_limits_that_cannot_be() -> None:
     for percent in (0, -1, 101):
         with pytest.raises(MpsError, match="1 to 100"):
@@ -57,14 +65,16 @@ def test_limits_that_cannot_be() -> None:
     with pytest.raises(MpsError, match="no limit is given"):
         control.set_namespace("n", server="s")
     with pytest.raises(MpsError, match="1 or more"):
-        control.client_environment(Path("/p"), memory_mib={0: -5})
+        control.client_environment(Path("/p"), memory_mib=-5)
 
 
 def test_answers_of_the_manual() -> None:
-    assert control.parse_servers("training,1000,48201,Ready,/run/nvidia-mps/training,GPU-abcd-1234,-\n") == (
-        "training",
-    )
-    assert control.parse_servers("two,0,-,Stopped,/run/nvidia-mps/training,GPU-a,GPU-b,-") == ("two",)
+    (one,) = control.parse_servers("training,1000,48201,Ready,/run/nvidia-mps/training,GPU-abcd-1234,-\n")
+    assert one == MpsServer("training", "Ready", frozenset({"GPU-abcd-1234"}))
+    assert not one.faulted
+    (two,) = control.parse_servers("two,0,-,Fault,/run/nvidia-mps/training,GPU-a,GPU-b,-")
+    assert two == MpsServer("two", "Fault", frozenset({"GPU-a", "GPU-b"}))
+    assert two.faulted
     assert control.parse_namespaces("high,training,Ready,0=4G,1=2G,50,0,/run/nvidia-mps/training") == (
         MpsNamespace("high", memory_limit="0=4G,1=2G", threads="50"),
     )

@@ -125,6 +125,7 @@ REFUSALS = [
     ("get_client_list 1", "Server 1 not found"),
     ("get_client_list", "Server 0 not found"),
     ("shutdown_server 7", "Server 7 not found"),
+    ("terminate_client 1 2", "Server 1 not found"),
     ("ps", "Server not found"),
     ("set_default_client_priority 7", "Invalid priority value - must be 0 or 1!"),
     ("start_server", "A user id (UID) is required to start a new server"),
@@ -153,6 +154,17 @@ async def test_refusals_of_protocol_2(daemon: Make, which: Which) -> None:
     assert await mps.health() is MpsHealth.RUNNING
 
 
+@pytest.mark.parametrize("which", OLDER)
+async def test_servers_without_a_fault(daemon: Make, which: Which) -> None:
+    """R550 answers for a server, R535 does not know the command: neither is taken for a fault."""
+    mps = daemon(which)
+    await mps.start()
+    assert await control.faulted_servers(mps) == ()
+    words = "Unknown command" if which[0] == "535" else "Server 1 not found"
+    with pytest.raises(MpsError, match=words):
+        await mps.tell(("get_server_status", "1"))
+
+
 @pytest.mark.kube
 @pytest.mark.parametrize("series", SERIES)
 async def test_protocol_3_on_a_daemon_that_has_none(daemon: Make, series: str) -> None:
@@ -173,7 +185,7 @@ async def test_namespaces_of_protocol_3(daemon: Make) -> None:
     await mps.tell(control.create_server("s"))
     await mps.tell(control.create_namespace("c1", server="s"))
     await mps.tell(control.set_namespace("c1", server="s", memory_mib=3072, threads=25))
-    assert control.parse_servers(await mps.tell(control.list_servers())) == ("s",)
+    assert [one.name for one in control.parse_servers(await mps.tell(control.list_servers()))] == ["s"]
     default, mine = control.parse_namespaces(await mps.tell(control.list_namespaces("s")))
     assert (default.name, default.threads) == (control.DEFAULT_NAMESPACE, "100")
     assert (mine.name, mine.memory_limit, mine.threads) == ("c1", "3G", "25")

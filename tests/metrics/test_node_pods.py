@@ -35,8 +35,18 @@ def test_what_was_booked_by_container_and_card() -> None:
     assert whole.booked == {("one", "GPU-a"): BookedShare(whole=True), ("one", "GPU-b"): BookedShare(whole=True)}
 
 
-@pytest.mark.parametrize(("tier", "limit"), [("cgroup", 8 * GIB), ("mps", 8 * GIB), ("none", None), ("", None)])
-def test_a_share_is_a_limit_where_something_keeps_the_pod_to_it(tier: str, limit: int | None) -> None:
+@pytest.mark.parametrize(
+    ("tier", "limit"),
+    [
+        ("cgroup", 8 * GIB),
+        ("cgroup+mps-namespace", 8 * GIB),
+        ("mps-namespace", None),
+        ("mps", None),
+        ("none", None),
+        ("", None),
+    ],
+)
+def test_a_share_is_a_memory_limit_where_the_pod_cannot_lift_it(tier: str, limit: int | None) -> None:
     found = known(shares={"one": [("GPU-a", 8)]}, annotations={shoal.ANNOTATION_ISOLATION: tier})
     assert found.booked == {("one", "GPU-a"): BookedShare(8 * GIB, limit)}
 

@@ -76,6 +76,7 @@ def inventories(draw: st.DrawFn) -> tuple[Gpu, ...]:
             ),
             mps_clients=draw(st.integers(0, 48)),
             isolation=draw(st.sampled_from(Isolation)),
+            compute_isolation=draw(st.sampled_from(Isolation)),
         )
         for uuid, index in zip(known, indices, strict=True)
     )

@@ -270,9 +270,10 @@ def test_policy_raises_nothing_but_codec_error(data: dict[str, Any]) -> None:
 
 def test_container_env() -> None:
     limited = container("main", "bd", Share(1024, clients=1), 2048)
-    assert keti.container_env(limited) == {
-        "NVIDIA_VISIBLE_DEVICES": "GPU-b,GPU-d",
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2048M,1=2048M",
+    assert keti.container_env(limited) == {"NVIDIA_VISIBLE_DEVICES": "GPU-b,GPU-d"}
+    assert keti.container_env(container("main", "b", Share(1024, clients=1), 2048)) == {
+        "NVIDIA_VISIBLE_DEVICES": "GPU-b",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2048M",
     }
     assert keti.container_env(container("main", "b", Share(clients=1))) == {"NVIDIA_VISIBLE_DEVICES": "GPU-b"}
 

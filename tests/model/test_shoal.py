@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation, Held
 from shoal.model.contract import shoal
 from shoal.model.errors import CodecError
-from shoal.model.gpu import Gpu, Link, MigInstance
+from shoal.model.gpu import Gpu, Isolation, LimitedBy, Link, MigInstance
 from shoal.model.request import CardSelector, ContainerKind, Share
 from tests.model.strategies import allocations, inventories, json_values, junk
 
@@ -39,6 +39,19 @@ GPUS = (
         mig_instances=(MigInstance("MIG-1", "1g.5gb", 4864),),
     ),
 )
+
+
+@given(st.sampled_from(Isolation), st.sampled_from(Isolation))
+def test_what_limits_a_share_is_read_as_it_was_written(memory: Isolation, compute: Isolation) -> None:
+    written = str(LimitedBy(memory, compute))
+    found = LimitedBy.read(written)
+    assert found is not None
+    assert (found.memory, str(found)) == (memory, written)
+
+
+@pytest.mark.parametrize("written", ["", "+", "cgroup+", "+mps", "cgroup+none", "mps+mps", "cgroup+mps+mps", "CGROUP"])
+def test_other_words_limit_nothing(written: str) -> None:
+    assert LimitedBy.read(written) is None
 
 
 def test_allocation_as_it_is_written() -> None:

@@ -35,6 +35,7 @@ from shoal.agent.errors import RefusedError
 from shoal.agent.health.node_health import NodeHealth
 from shoal.agent.limits import NO_LIMITS, ShareLimits, node_limits
 from shoal.agent.limits.node_limits import MpsConsents, NodeLimits
+from shoal.agent.limits.reports import LimitReports
 from shoal.agent.node.annotations import PodAnnotations
 from shoal.agent.node.cards import NodeCards, OpenDriver
 from shoal.agent.node.cgroups import PodCgroups
@@ -92,6 +93,7 @@ class Agent:
         self._environment = environment
         self._begun = begun
         self._limits: ShareLimits = NO_LIMITS
+        self._reports: LimitReports | None = None
         self._wake = asyncio.Event()
         #: Why the devices cannot be listed, in words.
         self._trouble = ""
@@ -108,12 +110,13 @@ class Agent:
         self.health = NodeHealth(
             cards, self.node, recorder, config.health_rules(), now=time.time, changed=lambda: self._cards_changed()
         )
+        self._cgroups = PodCgroups(paths.pod_cgroups)
         self.pods = NodePods(
             client,
             NodeGpus(config.node_name),
             unit=config.memory_unit,
             files=GivenFiles(paths.given),
-            runs=PodCgroups(paths.pod_cgroups).runs,
+            runs=self._cgroups.runs,
             changed=self._wake.set,
         )
         self._consents = MpsConsents(client)
@@ -168,6 +171,9 @@ class Agent:
             if node_limits.asks_consent(self.config, self.cards.driver.driver()):
                 await stack.enter_async_context(self._consents.reflector)
             calls = self._calls(pod_resources, strategy)
+            self._reports = LimitReports(
+                self.node, self.pods, self._recorder, limited=calls.isolation, runs=self._cgroups.runs
+            )
             self.serving = serving = self._serve(calls, pod_resources.wait_let_go)
             annotations = PodAnnotations(self._client, self.pods, self._recorder, calls.isolation, calls.record)
             claims = self._claims()
@@ -189,6 +195,11 @@ class Agent:
             await asyncio.Event().wait()
 
     def _build_limits(self, strategy: DeviceListStrategy) -> NodeLimits:
+        def changed() -> None:
+            if self._reports is not None:
+                self._reports.look(limits.faults(), lost=limits.lost(), restarted=limits.restarted())
+            self._cards_changed()
+
         limits = node_limits.build(
             self.config,
             self.cards,
@@ -197,7 +208,7 @@ class Agent:
             environment=self._environment,
             isolated=lambda: self.node.isolated,
             opted_in=self._consents.given,
-            changed=self._cards_changed,
+            changed=changed,
         )
         self._limits = limits
         return limits
@@ -346,8 +357,10 @@ class Agent:
     def _inventory(self) -> NodeGpus:
         faults = {**self._limits.faults(), **self.health.faults}
         gpus = self.cards.gpus(self.config, faults)
+        limited = [(gpu, self._limits.isolation(gpu.uuid)) for gpu in gpus]
         return NodeGpus(
-            self.config.node_name, tuple(replace(gpu, isolation=self._limits.isolation(gpu.uuid)) for gpu in gpus)
+            self.config.node_name,
+            tuple(replace(gpu, isolation=by.memory, compute_isolation=by.compute) for gpu, by in limited),
         )
 
     def _publish_none(self) -> None:

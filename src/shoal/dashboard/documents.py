@@ -421,7 +421,7 @@ def card_document(node: NodePicture, card: UsedCard, view: ViewClass) -> CardDoc
         model=gpu.model or None,
         healthy=None if unlisted else gpu.healthy,
         fault=gpu.fault or None,
-        isolation=None if unlisted else gpu.isolation.value,
+        isolation=None if unlisted else str(gpu.limited_by),
         mig=gpu.mig,
         exclusive=share.exclusive,
         total_mib=gpu.memory_mib,

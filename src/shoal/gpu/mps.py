@@ -6,8 +6,9 @@ knows that can ask it. Commands go through the control program, the one publishe
 whether the daemon obeyed or not: a refusal is known by its words, some are silent, and so a limit is read back.
 
 Protocol 2 limits by convention: limits stand in a client's environment, and a container that unsets that escapes them.
-Protocol 3 has named servers, and namespaces that limit the clients in them: a wall for clients that are given the
-namespace's directory alone. Limits are set before the first client comes; nothing outlives the daemon.
+Protocol 3 has named servers, and namespaces that limit the clients that are given the namespace's directory alone. They
+limit compute; a limit of memory is a convention, since a client that names a GPU it cannot see in
+CUDA_MPS_PINNED_DEVICE_MEM_LIMIT drops it. Limits are set before the first client comes; nothing outlives the daemon.
 
 Protocol 2 was run on NVIDIA's daemons of R535 and R550. None of protocol 3 (R615) could be had: commands and answers
 follow NVIDIA's manual. When to start a daemon and what to limit is the agent's business.
@@ -22,7 +23,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -54,6 +55,9 @@ _BELOW_NORMAL: Final = "1"
 #: Cells of a line that tells of a server or a namespace.
 _LEAST_CELLS: Final = 7
 _NAME: Final = re.compile(r"[a-z0-9_]{1,64}")
+_UUID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,79}")
+_UUID_PREFIX: Final = "GPU-"
+_FAULT: Final = "FAULT"
 _MEMORY: Final = re.compile(r"(?:[0-9]+=)?(?P<amount>[1-9][0-9]{0,14})(?P<unit>[MG])")
 _UNITS_MIB: Final = {"M": 1, "G": 1024}
 #: How NVIDIA's daemons of R535 to R555 begin a line that refuses; `error` for those that are not known here.
@@ -244,19 +248,19 @@ async def _gone(process: asyncio.subprocess.Process) -> None:
 def client_environment(
     pipe_directory: Path,
     *,
-    memory_mib: Mapping[int, int] | None = None,
+    memory_mib: int | None = None,
     threads: int | None = None,
     yields: bool = False,
 ) -> dict[str, str]:
     """The environment that makes a container's programs clients of a daemon, with their limits.
 
-    `memory_mib` is by the cards' ordinals as the container sees them: limits by UUID are known not to be applied.
-    `yields` gives them a priority below normal.
+    `memory_mib` is for containers with one GPU: a client that names a GPU it does not see drops every limit. The GPU is
+    named by its ordinal as the container sees it, since limits by UUID are known not to be applied. `yields` gives the
+    programs a priority below normal.
     """
     environment = {nvidia.ENV_MPS_PIPE_DIRECTORY: str(pipe_directory)}
-    if memory_mib:
-        limits = (f"{ordinal}={_memory(mib)}" for ordinal, mib in sorted(memory_mib.items()))
-        environment[nvidia.ENV_MPS_MEMORY_LIMIT] = ",".join(limits)
+    if memory_mib is not None:
+        environment[nvidia.ENV_MPS_MEMORY_LIMIT] = f"0={_memory(memory_mib)}"
     if threads is not None:
         environment[nvidia.ENV_MPS_THREAD_PERCENTAGE] = str(_percentage(threads))
     if yields:
@@ -264,7 +268,35 @@ def client_environment(
     return environment
 
 
+async def faulted_servers(daemon: MpsDaemon) -> tuple[str, ...]:
+    """Of protocol 2, the PIDs of the servers that a client's fault has stopped. R535 cannot say, and has none."""
+    found = []
+    for pid in (await daemon.tell(_LIST_SERVERS[2])).split():
+        try:
+            status = await daemon.tell(("get_server_status", pid))
+        except MpsRefusalError:  # it has ended meanwhile, or the daemon does not know the command
+            continue
+        if status.strip().upper() == _FAULT:
+            found.append(pid)
+    return tuple(found)
+
+
 # Protocol 3. SM partitions are left out: a client chooses its own, so they bind nobody.
+
+
+@dataclass(frozen=True, slots=True)
+class MpsServer:
+    """A server, as the daemon lists it."""
+
+    name: str
+    status: str
+    #: The UUIDs of the GPUs that it may use; none are listed of one that may use all.
+    gpus: frozenset[str] = frozenset()
+
+    @property
+    def faulted(self) -> bool:
+        """Whether a client's fault has stopped it: it takes no new clients until all it has have left."""
+        return self.status.upper() == _FAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +324,21 @@ def list_servers() -> Command:
     return _LIST_SERVERS[3]
 
 
-def create_server(name: str) -> Command:
-    """A server on all cards. In multi-user mode it is root's."""
-    return ("server", "create", _named(name))
+def create_server(name: str, *, gpus: Iterable[str] = ()) -> Command:
+    """A server on the GPUs with these UUIDs, or on all. In multi-user mode it is root's.
+
+    List the servers again afterwards: with an unknown UUID the daemon accepts the command, and the server ends at once.
+    """
+    uuids = sorted(gpus)
+    for uuid in uuids:
+        if not _UUID.fullmatch(uuid):
+            raise MpsError(f"{shown(uuid)} is no UUID of a GPU: survey the GPUs again")
+    return ("server", "create", _named(name), *((f"--allowed-devices={','.join(uuids)}",) if uuids else ()))
+
+
+def delete_server(name: str) -> Command:
+    """Remove a server that has no clients."""
+    return ("server", "delete", _named(name))
 
 
 def list_namespaces(server: str) -> Command:
@@ -310,7 +354,7 @@ def create_namespace(name: str, *, server: str) -> Command:
 def set_namespace(
     name: str, *, server: str, memory_mib: int | None = None, threads: int | None = None, yields: bool = False
 ) -> Command:
-    """A namespace's limits. The daemon refuses while it has clients. `yields`: a priority below normal."""
+    """A namespace's limits, to be set before its first client. `yields`: a priority below normal."""
     if memory_mib is None and threads is None and not yields:
         raise MpsError("no limit is given: set the memory, the threads or both")
     return (
@@ -329,9 +373,12 @@ def delete_namespace(name: str, *, server: str, force: bool = False) -> Command:
     return ("namespace", "delete", _named(name), f"--server={_named(server)}", *(("--force",) if force else ()))
 
 
-def parse_servers(answer: str) -> tuple[str, ...]:
-    """The names of the servers."""
-    return tuple(cells[0] for cells in _cells(answer))
+def parse_servers(answer: str) -> tuple[MpsServer, ...]:
+    """The servers."""
+    return tuple(
+        MpsServer(cells[0], cells[3], frozenset(cell for cell in cells[5:] if cell.startswith(_UUID_PREFIX)))
+        for cells in _cells(answer)
+    )
 
 
 def parse_namespaces(answer: str) -> tuple[MpsNamespace, ...]:

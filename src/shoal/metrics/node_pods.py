@@ -24,7 +24,7 @@ from shoal.model.bound import allocation_of
 from shoal.model.contract import gpushare, keti, kubernetes, nvidia, shoal
 from shoal.model.contract.gpushare import MemoryUnit
 from shoal.model.errors import ModelError, QuantityError
-from shoal.model.gpu import Isolation, NodeGpus
+from shoal.model.gpu import LimitedBy, NodeGpus
 from shoal.model.manifest import PodContainer, PodParts, pod_parts
 from shoal.model.pod import gpus_of
 
@@ -100,7 +100,8 @@ def _booked(
         return {}, asking
     if allocation is None:
         return {}, asking
-    limited = parts.annotations.get(shoal.ANNOTATION_ISOLATION) in _LIMITING
+    limited_by = LimitedBy.read(str(parts.annotations.get(shoal.ANNOTATION_ISOLATION, "")))
+    limited = limited_by is not None and limited_by.memory.enforces_memory
     booked = {
         (entry.name, card.uuid): _share(card, entry.memory_limit_mib, limited=limited)
         for entry in allocation.containers
@@ -109,11 +110,8 @@ def _booked(
     return booked, asking - {container for container, _ in booked}
 
 
-_LIMITING: Final = frozenset({Isolation.CGROUP.value, Isolation.NAMESPACE.value, Isolation.MPS.value})
-
-
 def _share(card: CardShare, limit_mib: int | None, *, limited: bool) -> BookedShare:
-    """A share in bytes. A whole card has no limit, and so has a share of a pod that nothing keeps to it."""
+    """A share in bytes. A whole GPU has no limit, nor has a share whose memory limit the pod could lift."""
     if card.share.exclusive:
         return BookedShare(whole=True)
     asked = card.share.memory_mib

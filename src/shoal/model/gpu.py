@@ -17,16 +17,54 @@ MAX_CARD_MIB = 2 * 1024 * 1024
 
 
 class Isolation(StrEnum):
-    """What keeps a container to its share of a card, from the strongest to none."""
+    """What limits a container to its share of a GPU, from the strongest to none."""
 
-    #: The driver limits the memory of the container's cgroup.
+    #: The driver limits the memory of the container's cgroup. The only memory limit that a tenant cannot lift.
     CGROUP = "cgroup"
-    #: MPS limits memory and threads of the container's own namespace.
+    #: MPS limits the compute of the container's own namespace. Its memory limit is a convention: a program that names
+    #: a GPU it cannot see in CUDA_MPS_PINNED_DEVICE_MEM_LIMIT drops it.
     NAMESPACE = "mps-namespace"
-    #: MPS limits clients by their environment, which a container can change. For pods of namespaces that opted in.
+    #: MPS limits clients by their environment, which a container can change: a convention, for compute as for memory.
+    #: For pods of namespaces that opted in.
     MPS = "mps"
     #: Shares are counted, and nothing more.
     NONE = "none"
+
+    @property
+    def enforces_memory(self) -> bool:
+        """Whether a tenant cannot lift the memory limit."""
+        return self is Isolation.CGROUP
+
+    @property
+    def by_mps(self) -> bool:
+        """Whether MPS sets the limits, of compute as of memory."""
+        return self in (Isolation.NAMESPACE, Isolation.MPS)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedBy:
+    """What limits memory, and what limits compute.
+
+    Written as one word where one mode limits both or only memory is limited, else as `cgroup+mps-namespace`.
+    """
+
+    memory: Isolation = Isolation.NONE
+    compute: Isolation = Isolation.NONE
+
+    def __str__(self) -> str:
+        alone = self.compute in (self.memory, Isolation.NONE)
+        return self.memory.value if alone else f"{self.memory.value}+{self.compute.value}"
+
+    @classmethod
+    def read(cls, written: str) -> LimitedBy | None:
+        """What `str` of one has written; None for any other text."""
+        memory, both, compute = written.partition("+")
+        try:
+            first = Isolation(memory)
+            found = cls(first, Isolation(compute) if both else first if first.by_mps else Isolation.NONE)
+        except ValueError:
+            return None
+        return found if str(found) == written else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +103,15 @@ class Gpu:
     mig_instances: tuple[MigInstance, ...] = ()
     #: How many MPS clients the card serves; 0 when it cannot serve any.
     mps_clients: int = DEFAULT_MPS_CLIENTS
+    #: What limits the memory of shares.
     isolation: Isolation = Isolation.NONE
+    #: What limits their compute.
+    compute_isolation: Isolation = Isolation.NONE
+
+    @property
+    def limited_by(self) -> LimitedBy:
+        """What limits shares of it."""
+        return LimitedBy(self.isolation, self.compute_isolation)
 
 
 @dataclass(frozen=True, slots=True)

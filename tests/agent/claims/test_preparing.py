@@ -26,7 +26,7 @@ from shoal.kube.store import Change, ChangeType
 from shoal.kubelet import cdi
 from shoal.kubelet.dra import ClaimRef, Prepared
 from shoal.model.contract import dra, gpushare, keti, mechanisms, nvidia, shoal
-from shoal.model.gpu import Isolation
+from shoal.model.gpu import LimitedBy
 from shoal.model.manifest import pod_parts
 from shoal.model.pod import gpus_of
 from shoal.model.request import Share
@@ -67,8 +67,8 @@ class Walls:
     def __getattr__(self, name: str) -> object:
         return getattr(NO_LIMITS, name)
 
-    def isolation(self, uuid: str) -> Isolation:
-        return Isolation.NONE
+    def isolation(self, uuid: str) -> LimitedBy:
+        return LimitedBy()
 
     async def prepare(self, start: ContainerStart) -> None:
         if self.fails is not None:

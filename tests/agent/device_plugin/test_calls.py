@@ -148,10 +148,10 @@ def test_environment_by_family():
         gpushare.NAME_CARD: "16",
         gpushare.ENV_CONTAINER: "4",
     }
-    client = entry(0, 2, share=Share(2048, clients=1), limit=3072)
+    client = entry(2, share=Share(2048, clients=1), limit=3072)
     assert edits(client, keti.RESOURCE_MPS).environment({}) == {
-        nvidia.ENV_VISIBLE_DEVICES: "GPU-0,GPU-2",
-        keti.ENV_MEMORY_LIMIT: "0=3072M,1=3072M",
+        nvidia.ENV_VISIBLE_DEVICES: "GPU-2",
+        keti.ENV_MEMORY_LIMIT: "0=3072M",
     }
     whole = entry(2, 0, share=Share(exclusive=True))
     assert edits(whole, nvidia.RESOURCE_GPU).environment({}) == {nvidia.ENV_VISIBLE_DEVICES: "GPU-2,GPU-0"}

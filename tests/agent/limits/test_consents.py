@@ -53,7 +53,7 @@ def limits(
 
 
 def start(node: NodeLimits, namespace: str, share: Share) -> ContainerStart:
-    (uuid,) = node._tiers
+    (uuid,) = node._modes
     container = ContainerAllocation("main", (CardShare(uuid, 0, share),))
     return ContainerStart(namespace, "pod", "uid", container, [Gpu(uuid, 0, 24576)])
 

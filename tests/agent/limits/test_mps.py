@@ -13,28 +13,38 @@ from typing import Literal
 import pytest
 
 from shoal.agent.errors import RefusedError
-from shoal.agent.limits.mps import SERVER, Mps, namespace_of, set_exclusive, set_open
+from shoal.agent.limits.mps import SERVER, Mps, MpsClient, client_of, server_of, set_exclusive, set_open
 from shoal.agent.limits.tiers import ContainerLimits
 from shoal.gpu import mps as control
 from shoal.gpu.describe import parse_cards
-from shoal.gpu.mps import MpsDaemon
+from shoal.gpu.mps import MpsDaemon, MpsNamespace
 from shoal.gpu.protocol import ComputeMode
 from shoal.gpu.simulated import SimulatedNvml
 from tests.testbed.mps.daemons import ended_with_us, kill, mps_daemon, pid_of, stopped, told
 from tests.testbed.nvidia import SERIES, parts_or_skip
 from tests.testbed.waiting import wait_for
 
-CARD, OTHER = "GPU-1", "GPU-2"
+CARD = "GPU-1"
+ONE = frozenset({CARD})
 SHARE = ContainerLimits({CARD: 3072}, 25)
+ON_CARD = server_of(ONE)
+
+
+def client(name: str, limits: ContainerLimits = SHARE, gpus: frozenset[str] = ONE) -> MpsClient:
+    return MpsClient(name, gpus, limits)
+
+
+def named(uid: str, limits: ContainerLimits = SHARE) -> MpsClient:
+    return client_of(uid, "main", ONE, limits)
 
 
 class Cared:
     """A daemon, and the task that looks after it."""
 
-    def __init__(self, pipe: Path, protocol: Literal[2, 3], look_seconds: float) -> None:
+    def __init__(self, pipe: Path, protocol: Literal[2, 3], look_seconds: float, *, exclusive: bool) -> None:
         self.changes = asyncio.Event()
         daemon = mps_daemon(pipe, protocol, multi_user=protocol == 3)
-        self.mps = Mps(daemon, changed=self.changes.set, look_seconds=look_seconds)
+        self.mps = Mps(daemon, changed=self.changes.set, exclusive=exclusive, look_seconds=look_seconds)
         self.task = asyncio.create_task(self.mps.run())
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -55,8 +65,8 @@ async def care() -> AsyncIterator[Care]:
     made: list[Cared] = []
     folder = Path(tempfile.mkdtemp(prefix="mps-"))
 
-    def make(protocol: Literal[2, 3] = 3, look_seconds: float = 600) -> Cared:
-        made.append(Cared(folder / f"p{protocol}", protocol, look_seconds))
+    def make(protocol: Literal[2, 3] = 3, look_seconds: float = 600, *, exclusive: bool = False) -> Cared:
+        made.append(Cared(folder / f"p{protocol}", protocol, look_seconds, exclusive=exclusive))
         return made[-1]
 
     yield make
@@ -68,8 +78,15 @@ async def care() -> AsyncIterator[Care]:
 
 
 async def namespaces(mps: Mps) -> dict[str, tuple[str, str]]:
-    answer = control.parse_namespaces(await mps.daemon.tell(control.list_namespaces(SERVER)))
-    return {one.name: (one.memory_limit, one.threads) for one in answer if one.name != control.DEFAULT_NAMESPACE}
+    """The namespaces of all servers, by name, with their limits."""
+    found: list[MpsNamespace] = []
+    for server in await servers(mps):
+        found += control.parse_namespaces(await mps.daemon.tell(control.list_namespaces(server)))
+    return {one.name: (one.memory_limit, one.threads) for one in found if one.name != control.DEFAULT_NAMESPACE}
+
+
+async def servers(mps: Mps) -> list[str]:
+    return [one.name for one in control.parse_servers(await mps.daemon.tell(control.list_servers()))]
 
 
 def limited(mps: Mps) -> int:
@@ -79,16 +96,17 @@ def limited(mps: Mps) -> int:
 
 async def test_each_container_has_a_namespace_with_its_limits(care: Care) -> None:
     mps = care().mps
-    name = namespace_of("uid-1", "main", SHARE)
-    await mps.prepare(name, SHARE)
-    await mps.prepare(name, SHARE)
+    mine = named("uid-1")
+    name = mine.name
+    await mps.prepare(mine)
+    await mps.prepare(mine)
     (limits,) = (await namespaces(mps)).values()
     assert limits[1].startswith("25")
-    assert f"namespace set {name} --server={SERVER} --pinned-memory-limit=3072M --active-thread-percentage=25" in told(
+    assert f"namespace set {name} --server={ON_CARD} --pinned-memory-limit=3072M --active-thread-percentage=25" in told(
         mps.daemon
     )
-    edits = mps.edits(name, SHARE, [CARD])
-    place = str(mps.daemon.pipe_directory / SERVER / name)
+    edits = mps.edits(mine)
+    place = str(mps.daemon.pipe_directory / ON_CARD / name)
     assert edits.env == (f"CUDA_MPS_PIPE_DIRECTORY={place}",)
     assert [(mount.host_path, mount.container_path) for mount in edits.mounts] == [
         ("tmpfs", str(mps.daemon.pipe_directory)),
@@ -98,12 +116,12 @@ async def test_each_container_has_a_namespace_with_its_limits(care: Care) -> Non
 
 async def test_limits_by_environment(care: Care) -> None:
     mps = care(2).mps
-    await mps.prepare("unused", SHARE)
+    await mps.prepare(client("unused"))
     pipe = str(mps.daemon.pipe_directory)
-    edits = mps.edits("unused", ContainerLimits({OTHER: 1024, CARD: 3072}, 25), [CARD, "GPU-whole", OTHER])
+    edits = mps.edits(client("unused"))
     assert edits.environment({}) == {
         "CUDA_MPS_PIPE_DIRECTORY": pipe,
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3072M,2=1024M",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3072M",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
     }
     assert [mount.host_path for mount in edits.mounts] == [pipe]
@@ -111,71 +129,73 @@ async def test_limits_by_environment(care: Care) -> None:
 
 async def test_daemon_that_dies_is_started_again_with_all_namespaces(care: Care) -> None:
     cared = care(look_seconds=0.1)
-    names = {namespace_of(f"uid-{number}", "main", SHARE): SHARE for number in range(3)}
-    for name in names:
-        await cared.mps.prepare(name, SHARE)
+    names = [named(f"uid-{number}") for number in range(3)]
+    for one in names:
+        await cared.mps.prepare(one)
     kill(cared.mps.daemon)
     await asyncio.to_thread(wait_for, lambda: limited(cared.mps) == 6, "with all namespaces again")
-    assert set(await namespaces(cared.mps)) == set(names)
+    assert set(await namespaces(cared.mps)) == {one.name for one in names}
 
 
 async def test_daemon_outlives_the_agent_with_its_namespaces(care: Care) -> None:
     first = care()
-    name = namespace_of("uid", "main", SHARE)
-    await first.mps.prepare(name, SHARE)
+    mine = named("uid")
+    await first.mps.prepare(mine)
     pid = pid_of(first.mps.daemon)
     await first.leave()
     second = care()
-    await second.mps.keep_only({name: SHARE})
+    await second.mps.keep_only([mine])
     await second.until(lambda: not second.mps.fault)
-    assert set(await namespaces(second.mps)) == {name}
+    assert set(await namespaces(second.mps)) == {mine.name}
     assert pid_of(second.mps.daemon) == pid
     assert sum(line.startswith("namespace create") for line in told(second.mps.daemon)) == 1
 
 
 async def test_namespaces_of_containers_that_are_gone_go(care: Care) -> None:
     mps = care().mps
-    names = [namespace_of(f"uid-{number}", "main", SHARE) for number in range(3)]
-    for name in names:
-        await mps.prepare(name, SHARE)
-    await mps.keep_only({names[1]: SHARE})
-    assert set(await namespaces(mps)) == {names[1]}
+    names = [named(f"uid-{number}") for number in range(3)]
+    for one in names:
+        await mps.prepare(one)
+    await mps.keep_only([names[1]])
+    assert set(await namespaces(mps)) == {names[1].name}
 
 
 async def test_namespace_with_clients_goes_later_and_holds_up_no_other(care: Care) -> None:
     mps = care(look_seconds=0.1).mps
-    names = sorted(namespace_of(f"uid-{number}", "main", SHARE) for number in range(3))
-    for name in names:
-        await mps.prepare(name, SHARE)
+    made = [named(f"uid-{number}") for number in range(3)]
+    names = sorted(one.name for one in made)
+    for one in made:
+        await mps.prepare(one)
     clients = mps.daemon.pipe_directory / "clients"
-    clients.write_text(f"4711 {SERVER} {names[0]} program\n")
-    await mps.keep_only({})
+    clients.write_text(f"4711 {ON_CARD} {names[0]} program\n")
+    await mps.keep_only([])
     assert set(await namespaces(mps)) == {names[0]}
     clients.unlink()
-    delete = f"namespace delete {names[0]} --server={SERVER}"
+    delete = f"namespace delete {names[0]} --server={ON_CARD}"
     refused = told(mps.daemon).count(delete)
     await asyncio.to_thread(wait_for, lambda: told(mps.daemon).count(delete) > refused, "tried again")
-    assert await namespaces(mps) == {}
+    async with mps._lock:  # a look is at it
+        assert await namespaces(mps) == {}
 
 
 async def test_death_is_noticed_when_a_container_comes(care: Care) -> None:
     """Looks are an hour apart here: the refused container is what leads to one."""
     cared = care(look_seconds=3600)
-    await cared.mps.prepare("n_1", SHARE)
+    await cared.mps.prepare(client("n_1"))
     kill(cared.mps.daemon)
     with pytest.raises(RefusedError, match="could not be made"):
-        await cared.mps.prepare("n_2", SHARE)
+        await cared.mps.prepare(client("n_2"))
     await asyncio.to_thread(wait_for, lambda: limited(cared.mps) == 3, "with both namespaces")
 
 
 async def test_containers_that_give_way(care: Care) -> None:
     mps = care().mps
-    await mps.prepare("n_1", replace(SHARE, yields=True))
-    await mps.prepare("n_2", ContainerLimits(yields=True))
+    await mps.prepare(client("n_1", replace(SHARE, yields=True)))
+    await mps.prepare(client("n_2", ContainerLimits(yields=True)))
     assert [line for line in told(mps.daemon) if line.startswith("namespace set")] == [
-        f"namespace set n_1 --server={SERVER} --pinned-memory-limit=3072M --active-thread-percentage=25 "
+        f"namespace set n_1 --server={ON_CARD} --pinned-memory-limit=3072M --active-thread-percentage=25 "
         "--client-priority=1",
-        f"namespace set n_2 --server={SERVER} --client-priority=1",
+        f"namespace set n_2 --server={ON_CARD} --client-priority=1",
     ]
 
 
@@ -188,14 +208,14 @@ async def test_daemon_of_somebody_else(care: Care, tmp_path: Path) -> None:
     await changed.wait()
     assert "--mps-only" in mps.fault
     with pytest.raises(RefusedError, match="not started here"):
-        await mps.prepare("n_1", SHARE)
+        await mps.prepare(client("n_1"))
     changed.clear()
     assert await elsewhere.start()
     await changed.wait()
-    await mps.prepare("n_1", SHARE)
+    await mps.prepare(client("n_1"))
     assert set(await namespaces(mps)) == {"n_1"}
     assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
-    assert [mount.host_path for mount in mps.edits("n_1", SHARE, [CARD]).mounts if mount.container_path == "/dev/shm"]
+    assert [mount.host_path for mount in mps.edits(client("n_1")).mounts if mount.container_path == "/dev/shm"]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await elsewhere.quit()
@@ -211,7 +231,7 @@ async def test_silent_daemon_is_told_and_not_killed(care: Care) -> None:
         assert "drain the node" in cared.mps.fault
         os.kill(pid, 0)
         with pytest.raises(RefusedError, match="does not answer"):
-            await cared.mps.prepare("n_1", SHARE)
+            await cared.mps.prepare(client("n_1"))
     cared.mps.daemon._patience = 60
     await cared.until(lambda: not cared.mps.fault)
 
@@ -230,12 +250,12 @@ async def test_namespace_without_its_limits_is_not_left(care: Care, how: str, re
     refuse = cared.mps.daemon.pipe_directory / how
     refuse.write_text("namespace set\n")
     with pytest.raises(RefusedError, match=f"could not be made: .*{reason}"):
-        await cared.mps.prepare("n_1", SHARE)
+        await cared.mps.prepare(client("n_1"))
     async with cared.mps._lock:  # a look tries again
         assert await namespaces(cared.mps) == {}
     assert not cared.mps.fault, "the others are served"
     refuse.unlink()
-    await cared.mps.prepare("n_1", SHARE)
+    await cared.mps.prepare(client("n_1"))
     assert len(await namespaces(cared.mps)) == 1
     assert sum(line.startswith("namespace create n_1") for line in told(cared.mps.daemon)) >= 2
 
@@ -245,18 +265,18 @@ async def test_namespace_that_is_not_made_keeps_a_container_from_starting(care: 
     await cared.until(lambda: not cared.mps.fault)
     (cared.mps.daemon.pipe_directory / "ignore").write_text("namespace create\nnamespace set\nnamespace delete\n")
     with pytest.raises(RefusedError, match="told to make it and has none"):
-        await cared.mps.prepare("n_1", SHARE)
+        await cared.mps.prepare(client("n_1"))
 
 
 async def test_limits_that_somebody_changed_keep_a_container_from_starting(care: Care) -> None:
     cared = care()
-    await cared.mps.prepare("n_1", SHARE)
-    await cared.mps.daemon.tell(control.set_namespace("n_1", server=SERVER, memory_mib=4096))
+    await cared.mps.prepare(client("n_1"))
+    await cared.mps.daemon.tell(control.set_namespace("n_1", server=ON_CARD, memory_mib=4096))
     with pytest.raises(RefusedError, match=r"is .4G., not 3072M"):
-        await cared.mps.prepare("n_1", SHARE)
-    await cared.mps.daemon.tell(control.set_namespace("n_1", server=SERVER, memory_mib=3072, threads=100))
+        await cared.mps.prepare(client("n_1"))
+    await cared.mps.daemon.tell(control.set_namespace("n_1", server=ON_CARD, memory_mib=3072, threads=100))
     with pytest.raises(RefusedError, match=r"has .100. percent of the threads, not 25"):
-        await cared.mps.prepare("n_1", SHARE)
+        await cared.mps.prepare(client("n_1"))
 
 
 @pytest.mark.kube
@@ -271,15 +291,9 @@ async def test_no_container_starts_on_a_daemon_without_namespaces(series: str) -
             mps = Mps(mps_daemon(pipe, 3, parts=parts, multi_user=True))
             task = asyncio.create_task(mps.run())
             with pytest.raises(RefusedError, match="told to make it and has none"):
-                await mps.prepare("n_1", SHARE)
+                await mps.prepare(client("n_1"))
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-
-async def test_unequal_shares_are_refused(care: Care) -> None:
-    cared = care()
-    with pytest.raises(RefusedError, match="ask for equal ones"):
-        await cared.mps.prepare("n_1", ContainerLimits({CARD: 1, OTHER: 2}))
 
 
 async def test_control_program_that_is_not_there(care: Care, tmp_path: Path) -> None:
@@ -307,10 +321,94 @@ def test_exclusive_mode_is_set_and_put_back() -> None:
 
 def test_names_tell_containers_and_limits_apart() -> None:
     names = {
-        namespace_of(uid, container, limits)
+        client_of(uid, container, ONE, limits).name
         for uid in ("a", "b")
         for container in ("x", "y")
         for limits in (SHARE, ContainerLimits({CARD: 1}, 25), ContainerLimits({CARD: 3072}, 26))
     }
     assert len(names) == 12
     assert all(len(name) == 18 for name in names)
+    both = frozenset({"GPU-1", "GPU-2"})
+    assert len({server_of(ONE), server_of({"GPU-2"}), server_of(both)}) == 3
+    assert server_of(["GPU-2", "GPU-1"]) == server_of(both)
+
+
+SECOND, BOTH = frozenset({"GPU-2"}), frozenset({CARD, "GPU-2"})
+CORES = ContainerLimits(threads=25)
+
+
+async def test_each_gpu_has_a_server_and_several_have_one_that_spans_them(care: Care) -> None:
+    mps = care().mps
+    for name, gpus in (("n_1", ONE), ("n_2", ONE), ("n_3", SECOND), ("n_4", BOTH)):
+        await mps.prepare(client(name, CORES, gpus))
+    assert set(await servers(mps)) == {server_of(ONE), server_of(SECOND), server_of(BOTH)}
+    made = {line for line in told(mps.daemon) if line.startswith("server create")}
+    assert made == {
+        f"server create {server_of(ONE)} --allowed-devices=GPU-1",
+        f"server create {server_of(SECOND)} --allowed-devices=GPU-2",
+        f"server create {server_of(BOTH)} --allowed-devices=GPU-1,GPU-2",
+    }
+    place = mps.daemon.pipe_directory / server_of(BOTH) / "n_4"
+    assert f"CUDA_MPS_PIPE_DIRECTORY={place}" in mps.edits(client("n_4", CORES, BOTH)).env
+
+
+async def test_exclusive_gpus_share_one_server(care: Care) -> None:
+    """A GPU in exclusive mode takes one server, and containers with one and with several GPUs may meet on it."""
+    mps = care(exclusive=True).mps
+    for name, gpus in (("n_1", ONE), ("n_2", BOTH)):
+        await mps.prepare(client(name, CORES, gpus))
+    assert await servers(mps) == [SERVER]
+    assert f"server create {SERVER}" in told(mps.daemon), "on all GPUs"
+    await mps.keep_only([])
+    assert await servers(mps) == [SERVER]
+
+
+async def test_servers_are_found_again_and_go_with_their_last_container(care: Care) -> None:
+    first = care()
+    await first.mps.prepare(client("n_1", CORES, ONE))
+    await first.mps.prepare(client("n_2", CORES, SECOND))
+    await first.leave()
+    second = care()
+    await second.mps.keep_only([client("n_1", CORES, ONE)])
+    await second.until(lambda: not second.mps.fault)
+    assert await servers(second.mps) == [server_of(ONE)]
+    assert sum(line.startswith("server create") for line in told(second.mps.daemon)) == 2
+
+
+async def test_server_that_ends_at_once_keeps_its_container_from_starting(care: Care) -> None:
+    """The daemon takes a server on an unknown GPU, and the server ends."""
+    cared = care()
+    await cared.until(lambda: not cared.mps.fault)
+    (cared.mps.daemon.pipe_directory / "unknown").write_text("GPU-2\n")
+    with pytest.raises(RefusedError, match=r"server of GPU-2 is not there.*told to make it and has none"):
+        await cared.mps.prepare(client("n_2", CORES, SECOND))
+    await cared.mps.prepare(client("n_1", CORES, ONE))
+    assert not cared.mps.fault, "other GPUs are served"
+
+
+async def test_fault_of_a_server_is_told_and_stops_no_other_gpu(care: Care) -> None:
+    cared = care(look_seconds=0.1)
+    await cared.mps.prepare(client("n_1", CORES, ONE))
+    faulted = cared.mps.daemon.pipe_directory / "faulted"
+    faulted.write_text(f"{server_of(ONE)}\n")
+    await cared.until(lambda: set(cared.mps.faulted) == {ONE})
+    with pytest.raises(RefusedError, match=r"server of GPU-1 is in status FAULT.*until all that it has have ended"):
+        await cared.mps.prepare(client("n_2", CORES, ONE))
+    await cared.mps.prepare(client("n_3", CORES, SECOND))
+    assert not cared.mps.failing
+    faulted.unlink()
+    await cared.until(lambda: not cared.mps.faulted)
+    await cared.mps.prepare(client("n_2", CORES, ONE))
+
+
+async def test_fault_of_the_server_of_protocol_2(care: Care) -> None:
+    cared = care(2, look_seconds=0.1)
+    await cared.mps.prepare(client("n_1"))
+    clients, faulted = (cared.mps.daemon.pipe_directory / name for name in ("clients", "faulted"))
+    clients.write_text("4711 4000 - program\n")
+    faulted.write_text("4000\n")
+    await cared.until(lambda: set(cared.mps.faulted) == {frozenset()})
+    with pytest.raises(RefusedError, match="server process 4000 is in status FAULT"):
+        await cared.mps.prepare(client("n_2"))
+    clients.unlink()
+    await cared.until(lambda: not cared.mps.faulted)

@@ -6,12 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.limits.tiers import STRENGTH, IsolationSetting, Means, chosen, container_limits, hindrances
+from shoal.agent.limits.tiers import (
+    STRENGTH,
+    IsolationSetting,
+    Means,
+    chosen,
+    container_limits,
+    hindrances,
+    weakest,
+)
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.protocol import Card, Driver
 from shoal.gpu.simulated import NEWEST, SimulatedNvml
 from shoal.model.allocation import CardShare, ContainerAllocation
-from shoal.model.gpu import Isolation
+from shoal.model.gpu import Isolation, LimitedBy
 from shoal.model.request import Share
 
 OLD = Driver("550.54", (12, 4))
@@ -26,21 +34,41 @@ A30, P100, MIG = card("1xA30"), card("1xP100"), card([{"model": "A30", "mig": ["
 
 
 @pytest.mark.parametrize(
-    ("which", "means", "tier"),
+    ("which", "means", "mode"),
     [
-        (A30, ALL, Isolation.CGROUP),
-        (A30, replace(ALL, cgroup2=False), Isolation.NAMESPACE),
-        (A30, replace(ALL, hook=False), Isolation.NAMESPACE),
-        (A30, replace(ALL, driver=OLD, namespaces=False), Isolation.MPS),
-        (A30, replace(ALL, hook=False, mps=False, namespaces=False), Isolation.NONE),
-        (A30, replace(ALL, cdi=False), Isolation.NONE),
-        (P100, replace(ALL, driver=OLD, namespaces=False), Isolation.NONE),
-        (P100, ALL, Isolation.CGROUP),
-        (MIG, ALL, Isolation.NONE),
+        (A30, ALL, "cgroup+mps-namespace"),
+        (A30, replace(ALL, mps=False, namespaces=False), "cgroup"),
+        (A30, replace(ALL, cgroup2=False), "mps-namespace"),
+        (A30, replace(ALL, hook=False), "mps-namespace"),
+        (A30, replace(ALL, driver=OLD, namespaces=False), "mps"),
+        (A30, replace(ALL, hook=False, mps=False, namespaces=False), "none"),
+        (A30, replace(ALL, cdi=False), "none"),
+        (P100, replace(ALL, driver=OLD, namespaces=False), "none"),
+        (P100, ALL, "cgroup"),
+        (MIG, ALL, "none"),
     ],
 )
-def test_best_there_is(which: Card, means: Means, tier: Isolation) -> None:
-    assert chosen(which, means, IsolationSetting.AUTO) == (tier, "")
+def test_memory_by_the_driver_and_compute_by_mps_where_the_node_has_both(which: Card, means: Means, mode: str) -> None:
+    assert chosen(which, means, IsolationSetting.AUTO) == (LimitedBy.read(mode), "")
+
+
+def test_only_cgroup_is_a_memory_limit_that_a_tenant_cannot_lift() -> None:
+    assert [mode for mode in Isolation if mode.enforces_memory] == [Isolation.CGROUP]
+
+
+@pytest.mark.parametrize(
+    ("containers", "pod"),
+    [
+        (["cgroup+mps-namespace", "cgroup+mps-namespace"], "cgroup+mps-namespace"),
+        (["cgroup+mps-namespace", "cgroup"], "cgroup"),
+        (["cgroup+mps-namespace", "mps-namespace"], "mps-namespace"),
+        (["mps-namespace", "none+mps-namespace"], "none+mps-namespace"),
+        (["mps-namespace", "none"], "none"),
+    ],
+)
+def test_a_pod_is_limited_as_the_weakest_of_its_containers(containers: list[str], pod: str) -> None:
+    assert str(weakest(LimitedBy.read(one) or LimitedBy() for one in containers)) == pod
+    assert weakest([]) is None
 
 
 @pytest.mark.parametrize(
@@ -59,8 +87,8 @@ def test_best_there_is(which: Card, means: Means, tier: Isolation) -> None:
     ],
 )
 def test_tier_that_cannot_be_had_is_not_replaced(wanted: IsolationSetting, means: Means, words: str) -> None:
-    tier, problem = chosen(A30, means, wanted)
-    assert tier is Isolation.NONE
+    mode, problem = chosen(A30, means, wanted)
+    assert mode == LimitedBy()
     assert words in problem
 
 
@@ -70,7 +98,8 @@ def test_tier_that_cannot_be_had_is_not_replaced(wanted: IsolationSetting, means
     st.sampled_from(IsolationSetting),
 )
 def test_never_silently_weaker_than_asked(which: Card, means: Means, wanted: IsolationSetting) -> None:
-    tier, problem = chosen(which, means, wanted)
+    mode, problem = chosen(which, means, wanted)
+    tier = mode.memory
     if wanted is not IsolationSetting.AUTO:
         assert bool(problem) != (tier.value == wanted.value)
     else:

@@ -15,7 +15,7 @@ from shoal.kubelet.cdi import ContainerEdits
 from shoal.kubelet.host_paths import HostPaths
 from shoal.model.contract import gpushare, keti, shoal
 from shoal.model.contract.gpushare import MemoryUnit
-from shoal.model.gpu import Isolation, NodeGpus
+from shoal.model.gpu import Isolation, LimitedBy, NodeGpus
 
 ASSIGNED = {gpushare.ANNOTATION_ASSIGNED: "true"}
 CGROUP = {shoal.ANNOTATION_ISOLATION: "cgroup"}
@@ -36,21 +36,21 @@ def known(resource: str, annotations: dict[str, str], *, started: bool = True) -
 @pytest.mark.parametrize(
     ("annotations", "isolation", "marks"),
     [
-        ({gpushare.ANNOTATION_ASSIGNED: "false"}, Isolation.CGROUP, ASSIGNED | CGROUP),
+        ({gpushare.ANNOTATION_ASSIGNED: "false"}, LimitedBy(Isolation.CGROUP), ASSIGNED | CGROUP),
         ({gpushare.ANNOTATION_ASSIGNED: "false"}, None, ASSIGNED),
-        (ASSIGNED, Isolation.CGROUP, CGROUP),
-        (ASSIGNED | CGROUP, Isolation.CGROUP, {}),
-        (ASSIGNED | {shoal.ANNOTATION_ISOLATION: "none"}, Isolation.CGROUP, CGROUP),
+        (ASSIGNED, LimitedBy(Isolation.CGROUP), CGROUP),
+        (ASSIGNED | CGROUP, LimitedBy(Isolation.CGROUP), {}),
+        (ASSIGNED | {shoal.ANNOTATION_ISOLATION: "none"}, LimitedBy(Isolation.CGROUP), CGROUP),
     ],
 )
-def test_both_marks_come_in_one_write(annotations: dict, isolation: Isolation | None, marks: dict) -> None:
+def test_both_marks_come_in_one_write(annotations: dict, isolation: LimitedBy | None, marks: dict) -> None:
     times = {gpushare.ANNOTATION_ASSUME_TIME: "1"}
     assert due(known(gpushare.RESOURCE_MEMORY, times | annotations), isolation) == marks
     assert due(known(gpushare.RESOURCE_MEMORY, times | annotations, started=False), isolation) == {}
 
 
 def test_pods_of_other_families_are_told_too() -> None:
-    assert due(known(keti.RESOURCE_MPS, {}), Isolation.CGROUP) == CGROUP
+    assert due(known(keti.RESOURCE_MPS, {}), LimitedBy(Isolation.CGROUP)) == CGROUP
 
 
 def test_what_a_container_has_is_known_after_a_restart(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import os
 import signal
 
-from shoal.agent.limits.mps import SERVER
+from shoal.agent.limits.mps import server_of
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 from shoal.model.gpu import Isolation
 from shoal.model.request import Share
@@ -35,12 +35,13 @@ def test_each_container_has_a_namespace_and_sees_no_other(with_mps: Walled):  # 
     lab.pods.wait_running("two")
     left, right = (own_namespace(lab, "two", name) for name in ("left", "right"))
     assert left != right
+    server = server_of([lab.gpus[1].uuid])
     for name, limits in ((left, "3072M --active-thread-percentage=25"), (right, "5120M")):
-        assert f"namespace set {name} --server={SERVER} --pinned-memory-limit={limits}" in told(lab)
+        assert f"namespace set {name} --server={server} --pinned-memory-limit={limits}" in told(lab)
     wait_marked(lab, "two", "mps-namespace")
     lab.pods.delete("two")
-    gone = {f"namespace delete {name} --server={SERVER}" for name in (left, right)}
-    wait_for(lambda: gone <= set(told(lab)), "without namespaces")
+    gone = {f"namespace delete {name} --server={server}" for name in (left, right)} | {f"server delete {server}"}
+    wait_for(lambda: gone <= set(told(lab)), "without namespaces and server")
 
 
 def test_killed_daemon_is_back_with_its_namespaces(with_mps: Walled):  # noqa: F811
@@ -50,7 +51,7 @@ def test_killed_daemon_is_back_with_its_namespaces(with_mps: Walled):  # noqa: F
     namespace = own_namespace(lab, "one", "main")
     first = daemon_pid(lab)
     os.kill(first, signal.SIGKILL)
-    made = f"namespace set {namespace} --server={SERVER} --pinned-memory-limit=3072M"
+    made = f"namespace set {namespace} --server={server_of([lab.gpus[0].uuid])} --pinned-memory-limit=3072M"
     wait_for(lambda: told(lab).count(made) == 2, "made again")
     assert daemon_pid(lab) != first
     lab.place(pod("two", [client("main", 4)]), lab.allocation({"main": [0]}, {"main": Share(4 * GIB)}))
@@ -64,7 +65,7 @@ def test_killed_agent_ends_neither_the_daemon_nor_its_clients(with_mps: Walled):
     found = lab.pods.wait_running("one")
     first = daemon_pid(lab)
     namespace = own_namespace(lab, "one", "main")
-    on_node(lab, f"{PIPE}/clients").write_text(f"4711 {SERVER} {namespace} program\n")
+    on_node(lab, f"{PIPE}/clients").write_text(f"4711 {server_of([lab.gpus[0].uuid])} {namespace} program\n")
     lab.kill()
     lab.start(**lab.settings)
     lab.place(pod("two", [client("main", 4)]), lab.allocation({"main": [0]}, {"main": Share(4 * GIB)}))

@@ -60,6 +60,7 @@ def test_json_and_yaml_say_the_same(cluster: Cluster) -> None:
     assert [(pod["name"], pod["memoryMiB"]) for pod in first["pending"]] == [("lost", 4096)]
     assert second["gpus"][0]["uuid"] == "GPU-n2-0"
     assert second["gpus"][0]["isolation"] == "none"
+    assert second["gpus"][0]["memoryLimitEnforced"] is False
     (holder,) = second["gpus"][0]["pods"]
     assert (holder["namespace"], holder["name"], holder["memoryMiB"]) == ("default", "two", 2048)
     assert [container["name"] for container in holder["containers"]] == ["c0"]

@@ -138,7 +138,8 @@ class ClaimSpecs:
         claim = record.claim
         entry = _entry(record, request, cards)
         found = [gpus[card.uuid] for card in cards if card.uuid in gpus]
-        return ContainerStart(claim.namespace, claim.name, claim.uid, entry, found, hooks=vendor.hooks)
+        beside = frozenset(one.uuid for one in record.results if not one.partition)
+        return ContainerStart(claim.namespace, claim.name, claim.uid, entry, found, hooks=vendor.hooks, beside=beside)
 
     def _environment(self, record: ClaimRecord, request: str, context: NodeContext) -> dict[str, str]:
         if request in record.names:

@@ -19,7 +19,7 @@ from shoal.agent.device_plugin.matching import MatchByAmount
 from shoal.agent.device_plugin.specs import CdiSpecs, device_name, own_names, qualified
 from shoal.agent.device_plugin.start_check import StartCheck
 from shoal.agent.errors import AgentError, IdentityError, RecordError, RefusedError
-from shoal.agent.limits.tiers import STRENGTH
+from shoal.agent.limits.tiers import weakest
 from shoal.agent.node.checkpoint import DeviceRecord, KubeletCheckpoint, holders
 from shoal.agent.node.pods import NodePod, NodePods
 from shoal.agent.nvidia import partitions
@@ -31,7 +31,7 @@ from shoal.kubelet.cdi import ContainerEdits
 from shoal.kubelet.errors import PodResourcesError
 from shoal.kubelet.pod_resources import PodResourcesClient
 from shoal.model.contract import nvidia, shoal
-from shoal.model.gpu import Isolation
+from shoal.model.gpu import LimitedBy
 
 log = logging.getLogger(__name__)
 
@@ -215,14 +215,14 @@ class DevicePluginCalls:
         for name in names:
             self._specs.write(name, edits)
 
-    def isolation(self, pod_uid: str) -> Isolation | None:
-        """The tier that keeps a pod to its shares: the weakest of its containers. None if it is not known."""
-        found: set[Isolation] = set()
+    def isolation(self, pod_uid: str) -> LimitedBy | None:
+        """What limits a pod to its shares: the weakest of its containers. None if it is not known."""
+        found: list[LimitedBy] = []
         for record in self._checkpoint.of(pod_uid):
             said = [self._specs.isolation(name) for name in recorded_names(record)]
             said = said or [record.response().envs.get(shoal.ENV_ISOLATION, "")]
-            found.update(tier for tier in Isolation if tier.value in said)
-        return min(found, key=STRENGTH.__getitem__, default=None)
+            found += [limited for limited in map(LimitedBy.read, said) if limited is not None]
+        return weakest(found)
 
     def _give_partitions(self, known: NodePod, record: DeviceRecord, names: Sequence[str]) -> None:
         if not names:

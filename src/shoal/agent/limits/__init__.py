@@ -1,4 +1,4 @@
-"""What keeps a container to its share of a card, as further edits of its CDI spec.
+"""What limits a container to its share of a GPU, as further edits of its CDI spec.
 
 `tiers` says which limits a node can set, `node_limits` sets them. A limit on the container's own cgroup comes as a
 `createRuntime` hook among the edits, since that cgroup does not exist yet when these are made: `cgroup` has the hook
@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from shoal.kubelet.cdi import ContainerEdits, Hook
 from shoal.model.allocation import ContainerAllocation
-from shoal.model.gpu import Gpu, Isolation
+from shoal.model.gpu import Gpu, LimitedBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,20 @@ class ContainerStart:
     yields: bool = False
     #: What NVIDIA's own CDI spec runs for these cards.
     hooks: Sequence[Hook] = ()
+    #: The UUIDs of other GPUs that it may see: those of the whole claim, if it has its GPUs by a request of one.
+    beside: frozenset[str] = frozenset()
+
+    @property
+    def gpus(self) -> frozenset[str]:
+        """The UUIDs of all GPUs that it may see."""
+        return self.beside | {card.uuid for card in self.cards}
 
 
 class ShareLimits(Protocol):
     """Keeps containers to their shares."""
 
-    def isolation(self, uuid: str) -> Isolation:
-        """The tier that keeps containers to their shares of a card."""
+    def isolation(self, uuid: str) -> LimitedBy:
+        """What limits containers to their shares of a GPU."""
 
     def faults(self) -> Mapping[str, str]:
         """By UUID, the cards of which no share can be given now, and why."""
@@ -51,9 +58,9 @@ class ShareLimits(Protocol):
 
 
 class _NoLimits:
-    def isolation(self, uuid: str) -> Isolation:
+    def isolation(self, uuid: str) -> LimitedBy:
         """None."""
-        return Isolation.NONE
+        return LimitedBy()
 
     def faults(self) -> Mapping[str, str]:
         """None."""

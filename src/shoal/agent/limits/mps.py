@@ -1,9 +1,10 @@
 """Looks after the node's MPS daemon: starts it, sees that it answers, and gives containers their part of it.
 
 With protocol 3 each container has a namespace with its limits, and sees that directory alone. The limits are read back
-before the container starts, since a daemon may refuse in silence; another amount keeps it from starting. With protocol
-2 limits stand in the container's environment. A daemon that runs is taken as it is, and never stopped here: its end
-would be the end of its clients. One that answers no more is told, and not killed.
+before the container starts, since a daemon may refuse in silence; another amount keeps it from starting. Namespaces are
+on servers, one for each set of GPUs that a container has: a client's fault stops a server, and so no other GPU. With
+protocol 2 limits stand in the container's environment. A daemon that runs is taken as it is, and never stopped here:
+its end would be the end of its clients. One that answers no more is told, and not killed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +22,7 @@ from shoal.agent.errors import RefusedError
 from shoal.agent.limits.tiers import ContainerLimits
 from shoal.gpu import mps as control
 from shoal.gpu.errors import GpuError, MpsError, MpsRefusalError, NoMpsDaemonError
-from shoal.gpu.mps import MpsDaemon, MpsHealth, MpsNamespace
+from shoal.gpu.mps import MpsDaemon, MpsHealth, MpsNamespace, MpsServer
 from shoal.gpu.protocol import ComputeMode, Nvml
 from shoal.kubelet.cdi import ContainerEdits, Mount
 from shoal.model.backoff import Backoff
@@ -28,8 +30,10 @@ from shoal.model.contract import nvidia
 
 log = logging.getLogger(__name__)
 
-#: The one server of protocol 3. One for all cards: a card in exclusive mode takes no second one.
+#: The server on all GPUs. A GPU in exclusive mode takes one server, so that containers with one and with several GPUs
+#: must share it.
 SERVER: Final = "shoal"
+_SERVER_PREFIX: Final = "s_"
 _OPTIONS: Final = ("rw", "nosuid", "nodev", "bind")
 _EMPTY: Final = ("nosuid", "nodev", "noexec", "mode=755", "size=64k")
 _SHARED_MEMORY: Final = "/dev/shm"
@@ -39,10 +43,28 @@ _BACKOFF: Final = Backoff(first=1.0, longest=60.0)
 _DIGEST_BYTES: Final = 8
 
 
-def namespace_of(pod_uid: str, container: str, limits: ContainerLimits) -> str:
-    """The name of a container's namespace. Other limits have another name: those of clients cannot be changed."""
+@dataclass(frozen=True, slots=True)
+class MpsClient:
+    """A container that is a client: the name of its namespace, all GPUs that it may see, and its limits."""
+
+    name: str
+    gpus: frozenset[str]
+    limits: ContainerLimits
+
+
+def client_of(pod_uid: str, container: str, gpus: frozenset[str], limits: ContainerLimits) -> MpsClient:
+    """A container's part of the daemon. Other limits have another name: those of clients cannot be changed."""
     text = "\n".join((pod_uid, container, *map(str, sorted(limits.memory_mib.items())), str(limits.threads)))
-    return f"n_{hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()}"
+    return MpsClient(f"n_{_digest(text)}", gpus, limits)
+
+
+def server_of(gpus: Iterable[str]) -> str:
+    """The name of the server on some GPUs, the same in every process."""
+    return f"{_SERVER_PREFIX}{_digest(','.join(sorted(gpus)))}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 class Mps:
@@ -54,26 +76,33 @@ class Mps:
         *,
         changed: Callable[[], None] = lambda: None,
         starts: bool = True,
+        exclusive: bool = False,
         shared_memory: Path | None = None,
         look_seconds: float = _LOOK_SECONDS,
     ) -> None:
-        """`starts`: a daemon that does not run is started here.
+        """`starts`: a daemon that does not run is started here. `exclusive`: a GPU takes one server.
 
         `shared_memory` is the host's folder that daemon and clients both have as /dev/shm, if that is set up.
         """
         self.daemon = daemon
         self._starts = starts
+        self._exclusive = exclusive
         self._changed = changed
         self._shared_memory = shared_memory
         self._look_seconds = look_seconds
         self._lock = asyncio.Lock()
-        self._wanted: dict[str, ContainerLimits] = {}
+        #: By the names of their namespaces.
+        self._wanted: dict[str, MpsClient] = {}
         #: Whether all that are wanted are known, so that others can go.
         self._told = False
         #: Why no client can be served; empty while the daemon answers.
         self.fault = "the MPS daemon has not answered yet"
         #: Whether it has been looked at and does not answer.
         self.failing = False
+        #: How often the daemon was started here.
+        self.started = 0
+        #: By the GPUs of a server that a client's fault has stopped, the words for it. No GPUs: all of the node.
+        self.faulted: dict[frozenset[str], str] = {}
         self._looked = asyncio.Event()
         self._look_now = asyncio.Event()
 
@@ -120,12 +149,27 @@ class Mps:
                 log.warning("the MPS daemon has ended, and its clients with it: it is started again")
             await self.daemon.start()
             log.info("the MPS daemon in %s is started", self.daemon.pipe_directory)
-        if self.namespaces:
-            async with self._lock:
-                for name, error in (await self._make()).items():
-                    log.warning("MPS namespace %s is not as wanted: %s", name, error)
-                if self._told:
-                    await self._drop()
+            self.started += 1
+            self._changed()
+        if not self.namespaces:
+            stopped = await control.faulted_servers(self.daemon)
+            self._note_faults({frozenset(): _fault_words(f"process {pid}") for pid in stopped[:1]})
+            return
+        async with self._lock:
+            for name, error in (await self._make(self._wanted.values())).items():
+                log.warning("MPS namespace %s is not as wanted: %s", name, error)
+            if self._told:
+                await self._drop()
+
+    def _note_faults(self, found: dict[frozenset[str], str]) -> None:
+        if found != self.faulted:
+            for gpus, words in found.items():
+                if gpus not in self.faulted:
+                    log.warning("%s", words)
+            for gpus in self.faulted.keys() - found.keys():
+                log.info("the MPS server of %s takes clients again", _names(gpus))
+            self.faulted = found
+            self._changed()
 
     def _share_memory(self) -> None:
         """Have the folder that daemon and clients share: for all users, as /dev/shm is."""
@@ -145,49 +189,52 @@ class Mps:
 
     # Containers
 
-    def edits(self, name: str, limits: ContainerLimits, cards: Sequence[str]) -> ContainerEdits:
-        """What makes a container's programs clients. `cards` are its UUIDs in the order it sees them."""
-        pipe = self.daemon.pipe_directory
+    def server(self, gpus: frozenset[str]) -> str:
+        """The name of the server for containers with these GPUs."""
+        return SERVER if self._exclusive else server_of(gpus)
+
+    def edits(self, client: MpsClient) -> ContainerEdits:
+        """What makes a container's programs clients."""
+        pipe, limits = self.daemon.pipe_directory, client.limits
         if self.namespaces:
-            place = pipe / SERVER / name
+            place = pipe / self.server(client.gpus) / client.name
             env = {nvidia.ENV_MPS_PIPE_DIRECTORY: str(place)}
             # A pod may mount the host's directory itself, as for protocol 2: it finds its own namespace in it alone.
             mounts = [Mount("tmpfs", str(pipe), _EMPTY, type="tmpfs"), Mount(str(place), str(place), _OPTIONS)]
         else:
             mounts = [Mount(str(pipe), str(pipe), _OPTIONS)]
-            memory = {number: limits.memory_mib[uuid] for number, uuid in enumerate(cards) if uuid in limits.memory_mib}
-            env = control.client_environment(pipe, memory_mib=memory, threads=limits.threads, yields=limits.yields)
+            env = control.client_environment(
+                pipe, memory_mib=_memory(limits), threads=limits.threads, yields=limits.yields
+            )
         if self._shared_memory is not None:
             mounts.append(Mount(str(self._shared_memory), _SHARED_MEMORY, _OPTIONS))
         return ContainerEdits(env=tuple(f"{key}={value}" for key, value in env.items()), mounts=tuple(mounts))
 
-    async def prepare(self, name: str, limits: ContainerLimits) -> None:
+    async def prepare(self, client: MpsClient) -> None:
         """Have a container's namespace ready. RefusedError while that cannot be."""
         await self._looked.wait()
         if self.fault:
             raise RefusedError(self.fault)
         if not self.namespaces:
+            if self.faulted:
+                raise RefusedError(next(iter(self.faulted.values())))
             return
-        if len(set(limits.memory_mib.values())) > 1:
-            raise RefusedError(
-                "its shares of cards differ, and a namespace of MPS has one limit for all: ask for equal ones"
-            )
         async with self._lock:
-            self._wanted[name] = limits
+            self._wanted[client.name] = client
             try:
-                failed = await self._make()
-                if name in failed:
-                    raise failed[name]
+                failed = await self._make([client])
+                if client.name in failed:
+                    raise failed[client.name]
             except MpsError as error:
                 self._look_now.set()
                 raise RefusedError(f"its MPS namespace could not be made: {error}") from error
 
-    async def keep_only(self, wanted: Mapping[str, ContainerLimits]) -> None:
+    async def keep_only(self, wanted: Iterable[MpsClient]) -> None:
         """Remove the namespaces of all other containers. One whose clients still run is removed later."""
         if not self.namespaces:
             return
         async with self._lock:
-            self._wanted = dict(wanted)
+            self._wanted = {client.name: client for client in wanted}
             self._told = True
             if self.fault:
                 return
@@ -197,54 +244,118 @@ class Mps:
                 log.info("MPS namespaces that nobody needs are left for now: %s", error)
 
     async def _drop(self) -> None:
-        """Remove what is there and not wanted. One that cannot go yet does not hold up the others."""
-        for name in sorted(set(await self._present()) - set(self._wanted) - {control.DEFAULT_NAMESPACE}):
-            try:
-                await self.daemon.tell(control.delete_namespace(name, server=SERVER))
-                log.info("the MPS namespace %s is removed", name)
-            except NoMpsDaemonError:
-                raise
-            except MpsError as error:
-                log.info("the MPS namespace %s is left for now: %s", name, error)
+        """Remove what is there and not wanted. What cannot go yet does not hold up the rest."""
+        wanted: dict[str, set[str]] = {}
+        for client in self._wanted.values():
+            wanted.setdefault(self.server(client.gpus), set()).add(client.name)
+        for server in sorted(await self._servers()):
+            kept = wanted.get(server, set())
+            for name in sorted(set(await self._present(server)) - kept - {control.DEFAULT_NAMESPACE}):
+                await self._remove(f"namespace {name}", control.delete_namespace(name, server=server))
+            if server not in wanted and server != SERVER and len(await self._present(server)) <= 1:
+                await self._remove(f"server {server}", control.delete_server(server))
 
-    async def _make(self) -> dict[str, MpsRefusalError]:
-        """Make what is wanted and not there, since nothing outlives a daemon; the namespaces that are not as wanted.
+    async def _remove(self, what: str, command: control.Command) -> None:
+        try:
+            await self.daemon.tell(command)
+            log.info("the MPS %s is removed", what)
+        except NoMpsDaemonError:
+            raise
+        except MpsError as error:
+            log.info("the MPS %s is left for now: %s", what, error)
 
-        One that cannot be made does not hold up the others.
+    async def _make(self, clients: Iterable[MpsClient]) -> dict[str, MpsRefusalError]:
+        """Make what clients lack, since nothing outlives a daemon; by name the namespaces that are not as wanted.
+
+        One that cannot be made does not hold up the others, nor does a server.
         """
-        if SERVER not in control.parse_servers(await self.daemon.tell(control.list_servers())):
-            await self.daemon.tell(control.create_server(SERVER))
-        present = await self._present()
-        made = [name for name in self._wanted if name not in present]
+        by_server: dict[str, list[MpsClient]] = {}
+        for client in clients:
+            by_server.setdefault(self.server(client.gpus), []).append(client)
+        unusable = await self._make_servers({name: found[0].gpus for name, found in by_server.items()})
         failed: dict[str, MpsRefusalError] = {}
-        for name in made:
-            try:
-                await self.daemon.tell(control.create_namespace(name, server=SERVER))
-                await self._limit(name, self._wanted[name])
-            except MpsRefusalError as error:
-                failed[name] = error
-        if made:
-            present = await self._present()
-        for name, limits in self._wanted.items():
-            if name not in failed and (difference := _difference(present.get(name), limits)):
-                failed[name] = MpsRefusalError(f"{difference}: see the log of the MPS daemon")
-        for name in set(made) & set(failed) & set(present):
-            # Without its limits it must not be found, and taken for ready, the next time.
-            await self.daemon.tell(control.delete_namespace(name, server=SERVER, force=True))
+        for server, found in by_server.items():
+            if server in unusable:
+                failed.update(dict.fromkeys((client.name for client in found), unusable[server]))
+            else:
+                failed.update(await self._make_namespaces(server, found))
         return failed
 
-    async def _limit(self, name: str, limits: ContainerLimits) -> None:
-        memory = _memory(limits)
+    async def _make_servers(self, wanted: Mapping[str, frozenset[str]]) -> dict[str, MpsRefusalError]:
+        """Make the servers that are not there; by name why one cannot be used."""
+        present = await self._servers()
+        unusable: dict[str, MpsRefusalError] = {}
+        missing = [name for name in wanted if name not in present]
+        for name in missing:
+            try:
+                gpus = () if name == SERVER else wanted[name]
+                await self.daemon.tell(control.create_server(name, gpus=gpus))
+            except MpsRefusalError as error:
+                unusable[name] = error
+        if missing:
+            present = await self._servers()
+        for name, gpus in wanted.items():
+            if name not in present and name not in unusable:
+                unusable[name] = MpsRefusalError(
+                    f"the MPS server of {_names(gpus)} is not there: the MPS daemon was told to make it and has none; "
+                    "see its log"
+                )
+            elif name in present and present[name].faulted:
+                unusable[name] = MpsRefusalError(_fault_words(f"of {_names(gpus)}"))
+        return unusable
+
+    async def _make_namespaces(self, server: str, clients: Sequence[MpsClient]) -> dict[str, MpsRefusalError]:
+        present = await self._present(server)
+        made = [client for client in clients if client.name not in present]
+        failed: dict[str, MpsRefusalError] = {}
+        for client in made:
+            try:
+                await self.daemon.tell(control.create_namespace(client.name, server=server))
+                await self._limit(server, client)
+            except MpsRefusalError as error:
+                failed[client.name] = error
+        if made:
+            present = await self._present(server)
+        for client in clients:
+            difference = _difference(present.get(client.name), client.limits)
+            if client.name not in failed and difference:
+                failed[client.name] = MpsRefusalError(f"{difference}: see the log of the MPS daemon")
+        for client in made:
+            if client.name in failed and client.name in present:
+                # Without its limits it must not be found, and taken for ready, the next time.
+                await self.daemon.tell(control.delete_namespace(client.name, server=server, force=True))
+        return failed
+
+    async def _limit(self, server: str, client: MpsClient) -> None:
+        memory, limits = _memory(client.limits), client.limits
         if memory is not None or limits.threads is not None or limits.yields:
             await self.daemon.tell(
                 control.set_namespace(
-                    name, server=SERVER, memory_mib=memory, threads=limits.threads, yields=limits.yields
+                    client.name, server=server, memory_mib=memory, threads=limits.threads, yields=limits.yields
                 )
             )
 
-    async def _present(self) -> dict[str, MpsNamespace]:
-        answer = await self.daemon.tell(control.list_namespaces(SERVER))
+    async def _servers(self) -> dict[str, MpsServer]:
+        """The servers that were made here, in this process or an earlier one; notes which of them are stopped."""
+        listed = control.parse_servers(await self.daemon.tell(control.list_servers()))
+        ours = {one.name: one for one in listed if one.name == SERVER or one.name.startswith(_SERVER_PREFIX)}
+        self._note_faults({one.gpus: _fault_words(f"of {_names(one.gpus)}") for one in ours.values() if one.faulted})
+        return ours
+
+    async def _present(self, server: str) -> dict[str, MpsNamespace]:
+        answer = await self.daemon.tell(control.list_namespaces(server))
         return {namespace.name: namespace for namespace in control.parse_namespaces(answer)}
+
+
+def _fault_words(server: str) -> str:
+    return (
+        f"the MPS server {server} is in status FAULT, since a program of one of its clients failed: it takes no new "
+        "clients until all that it has have ended; delete the pods that do not end by themselves"
+    )
+
+
+def _names(gpus: Iterable[str]) -> str:
+    return ", ".join(sorted(gpus)) or "all GPUs"
 
 
 def _difference(found: MpsNamespace | None, limits: ContainerLimits) -> str:
@@ -255,8 +366,9 @@ def _difference(found: MpsNamespace | None, limits: ContainerLimits) -> str:
 
 
 def _memory(limits: ContainerLimits) -> int | None:
-    """The one limit of a namespace in MiB: it holds for each card."""
-    return min(limits.memory_mib.values(), default=None)
+    """The memory limit in MiB. MPS limits the memory of containers with one GPU only."""
+    assert len(limits.memory_mib) <= 1
+    return next(iter(limits.memory_mib.values()), None)
 
 
 def set_exclusive(nvml: Nvml, uuids: Iterable[str]) -> None:

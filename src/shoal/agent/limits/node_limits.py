@@ -1,4 +1,7 @@
-"""The limits of one node: the tier of each card, the edits of containers, the hook's socket and the MPS daemon.
+"""The limits of one node: what limits shares of each GPU, the edits of containers, the hook's socket, the MPS daemon.
+
+Where a GPU has both, the driver limits the memory of cgroups and MPS limits compute. MPS alone limits compute, and
+memory by a convention that a program can lift.
 
 With protocol 2 of MPS every client can change the limits of all others, or end the daemon. So namespaces opt in to it,
 by a label.
@@ -12,13 +15,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from shoal.agent.config import AgentConfig
 from shoal.agent.errors import AgentConfigError, RefusedError
 from shoal.agent.limits import ContainerStart, cgroup
-from shoal.agent.limits.mps import Mps, namespace_of, set_exclusive, set_open
-from shoal.agent.limits.tiers import STRENGTH, ContainerLimits, IsolationSetting, Means, chosen, container_limits
+from shoal.agent.limits.mps import Mps, MpsClient, client_of, set_exclusive, set_open
+from shoal.agent.limits.tiers import ContainerLimits, IsolationSetting, Means, chosen, container_limits, weakest
 from shoal.agent.node.cards import NodeCards
 from shoal.gpu.errors import GpuError, MpsError
 from shoal.gpu.mps import MpsDaemon
@@ -31,11 +33,9 @@ from shoal.kubelet.cdi import ContainerEdits
 from shoal.kubelet.host_paths import HostPaths
 from shoal.model.contract import shoal
 from shoal.model.errors import shown
-from shoal.model.gpu import Isolation
+from shoal.model.gpu import Isolation, LimitedBy
 
 log = logging.getLogger(__name__)
-
-_BY_MPS: Final = (Isolation.NAMESPACE, Isolation.MPS)
 
 
 class NodeLimits:
@@ -69,102 +69,143 @@ class NodeLimits:
         self._isolated = isolated
         self._wanted = wanted
         self._may_share = may_share
-        self._tiers = {card.uuid: chosen(card, means, wanted) for card in survey.cards}
+        self._modes = {card.uuid: chosen(card, means, wanted) for card in survey.cards}
         for card in survey.cards:
-            tier, problem = self._tiers[card.uuid]
-            log.info("shares of card %d are kept by: %s%s", card.index, tier.value, f" ({problem})" if problem else "")
+            mode, problem = self._modes[card.uuid]
+            log.info("shares of GPU %d are limited by: %s%s", card.index, mode, f" ({problem})" if problem else "")
 
-    def isolation(self, uuid: str) -> Isolation:
-        """What shares of a card are kept by."""
-        return self._tiers.get(uuid, (Isolation.NONE, ""))[0] if self._isolated() else Isolation.NONE
+    def isolation(self, uuid: str) -> LimitedBy:
+        """What limits shares of a GPU."""
+        return self._modes.get(uuid, (LimitedBy(), ""))[0] if self._isolated() else LimitedBy()
 
     def faults(self) -> Mapping[str, str]:
-        """Cards whose shares need an MPS daemon that does not answer. A daemon that only just starts is no fault."""
-        if self._mps is None or not self._mps.failing:
+        """GPUs whose shares need an MPS daemon that does not answer, or a server that a client's fault has stopped.
+
+        A daemon that only just starts is no fault.
+        """
+        if self._mps is None:
             return {}
-        return {uuid: self._mps.fault for uuid, (tier, _) in self._tiers.items() if tier in _BY_MPS}
+        needing = [uuid for uuid, (mode, _) in self._modes.items() if mode.memory.by_mps]
+        if self._mps.failing:
+            return dict.fromkeys(needing, self._mps.fault)
+        stopped = self._mps.faulted.items()
+        return {uuid: words for gpus, words in stopped for uuid in needing if not gpus or uuid in gpus}
+
+    def lost(self) -> str:
+        """Why limits by MPS do not hold for programs that start now, in words; empty if they do.
+
+        On GPUs in exclusive mode such programs cannot compute at all.
+        """
+        if self._mps is None or not self._mps.failing or self._exclusive:
+            return ""
+        return f"limits by MPS do not hold for programs that start now, until the MPS daemon answers: {self._mps.fault}"
+
+    def restarted(self) -> tuple[int, str]:
+        """How often the MPS daemon was started here, and what that means for running containers.
+
+        With protocol 2 they find the new daemon where the old one was.
+        """
+        if self._mps is None or not self._mps.namespaces or self._exclusive:
+            return 0, ""
+        return self._mps.started, (
+            "the MPS daemon ended and was started again, and this pod's containers still have the directory of the old "
+            "one: limits by MPS do not hold for programs that start in them now, until the containers are restarted"
+        )
 
     def edits(self, start: ContainerStart) -> ContainerEdits:
         """The edits that limit the container. RefusedError if the tier that was asked for cannot be had."""
         limits = container_limits(start.container, yields=start.yields)
         if not limits:
             return ContainerEdits()
-        tier, client = self._kept(start, limits) if self._isolated() else (Isolation.NONE, False)
-        edits = ContainerEdits(env=(f"{shoal.ENV_ISOLATION}={tier.value}",))
-        if tier is Isolation.CGROUP and limits.memory_mib:
+        mode, client = self._kept(start, limits) if self._isolated() else (LimitedBy(), False)
+        edits = ContainerEdits(env=(f"{shoal.ENV_ISOLATION}={mode}",))
+        if mode.memory is Isolation.CGROUP and limits.memory_mib:
             vendors = cgroup.vendor_edits(start.hooks, limits.memory_mib)
             edits += vendors or cgroup.hook_edits(self._program, self._socket, limits.memory_mib)
         if self._mps is not None and client:
-            inside = self._inside(tier, limits)
-            name = namespace_of(start.pod_uid, start.container.name, inside)
-            edits += self._mps.edits(name, inside, [card.uuid for card in start.cards])
+            edits += self._mps.edits(_client(start, mode, limits))
         return edits
 
     async def prepare(self, start: ContainerStart) -> None:
         """Have the container's MPS namespace ready."""
-        for name, inside in self._names([start]).items():
+        for client in self._clients([start]):
             assert self._mps is not None
-            await self._mps.prepare(name, inside)
+            await self._mps.prepare(client)
 
     async def keep_only(self, starts: Iterable[ContainerStart]) -> None:
         """Remove the MPS namespaces of all other containers."""
         if self._mps is not None:
-            await self._mps.keep_only(self._names(starts))
+            await self._mps.keep_only(self._clients(starts))
 
     async def run(self) -> None:
         """Answer hooks, and look after the MPS daemon."""
         async with contextlib.AsyncExitStack() as stack:
-            if any(tier is Isolation.CGROUP for tier, _ in self._tiers.values()):
+            if any(mode.memory is Isolation.CGROUP for mode, _ in self._modes.values()):
                 await stack.enter_async_context(cgroup.serve(self._nvml, self._socket, self._cgroups))
             if self._mps is None:
                 await asyncio.Event().wait()
                 return
             if self._exclusive:
-                served = [uuid for uuid, (tier, _) in self._tiers.items() if tier in _BY_MPS]
+                served = [uuid for uuid, (mode, _) in self._modes.items() if mode.memory.by_mps]
                 await asyncio.to_thread(set_exclusive, self._nvml, served)
             await self._mps.run()
 
-    def _tier(self, start: ContainerStart) -> Isolation:
-        """The weakest tier of the container's cards."""
-        found = [self._tiers.get(card.uuid, (Isolation.NONE, "")) for card in start.cards]
+    def _mode(self, start: ContainerStart) -> LimitedBy:
+        """What limits the container: the weakest of its GPUs."""
+        found = [self._modes.get(card.uuid, (LimitedBy(), "")) for card in start.cards]
         for _, problem in found:
             if problem:
                 raise RefusedError(problem)
-        return min((tier for tier, _ in found), key=STRENGTH.__getitem__, default=Isolation.NONE)
+        return weakest(mode for mode, _ in found) or LimitedBy()
 
-    def _kept(self, start: ContainerStart, limits: ContainerLimits) -> tuple[Isolation, bool]:
-        """The container's tier, and whether it is a client of MPS. RefusedError if it must be one and may not."""
-        tier = self._tier(start)
-        client = tier in _BY_MPS or (tier is Isolation.CGROUP and (limits.client or limits.threads is not None))
-        if self._mps is None or not client or self._mps.namespaces or self._may_share(start.namespace):
-            return tier, client
+    def _kept(self, start: ContainerStart, limits: ContainerLimits) -> tuple[LimitedBy, bool]:
+        """What limits the container, and whether it is a client of MPS. RefusedError if it must be one and may not."""
+        mode = self._mode(start)
+        client = mode.memory.by_mps or limits.client or limits.threads is not None
+        if self._mps is None or mode.compute is Isolation.NONE or not client:
+            return replace(mode, compute=Isolation.NONE), False
+        if self._mps.namespaces or self._may_share(start.namespace):
+            return _as_client(mode, start, limits), True
         if limits.client or self._wanted is IsolationSetting.MPS:
             raise RefusedError(
                 f"namespace {shown(start.namespace)} has not opted in to MPS, and the node's MPS daemon lets every "
                 f"client change the limits of others: label the namespace {shoal.LABEL_MPS}={shoal.MPS_ALLOW}, or set "
                 "mpsForAll on the node if it has one tenant"
             )
-        return Isolation.NONE if tier is Isolation.MPS else tier, False
+        return LimitedBy(Isolation.NONE if mode.memory.by_mps else mode.memory), False
 
-    def _inside(self, tier: Isolation, limits: ContainerLimits) -> ContainerLimits:
-        """The limits that MPS has to set: without the memory where the cgroup limits it."""
-        return replace(limits, memory_mib={}) if tier is Isolation.CGROUP else limits
-
-    def _names(self, starts: Iterable[ContainerStart]) -> dict[str, ContainerLimits]:
-        """The namespaces that containers need."""
-        found: dict[str, ContainerLimits] = {}
+    def _clients(self, starts: Iterable[ContainerStart]) -> list[MpsClient]:
+        """Those of these containers that are clients of MPS."""
+        found: list[MpsClient] = []
         for start in starts:
             limits = container_limits(start.container, yields=start.yields)
             if self._mps is None or not limits or not self._isolated():
                 continue
             try:
-                tier, client = self._kept(start, limits)
+                mode, client = self._kept(start, limits)
             except RefusedError:  # it is refused when it starts
                 continue
             if client:
-                inside = self._inside(tier, limits)
-                found[namespace_of(start.pod_uid, start.container.name, inside)] = inside
+                found.append(_client(start, mode, limits))
         return found
+
+
+def _as_client(mode: LimitedBy, start: ContainerStart, limits: ContainerLimits) -> LimitedBy:
+    """What limits a client of MPS. MPS limits memory of containers with one GPU only.
+
+    A program that narrows CUDA_VISIBLE_DEVICES no longer sees all GPUs that the limits name, and drops all of them.
+    """
+    if not mode.memory.by_mps:
+        return mode if limits.threads is not None else LimitedBy(mode.memory)
+    if len(start.gpus) == 1:
+        return mode
+    return LimitedBy(compute=Isolation.NONE if limits.threads is None else mode.compute)
+
+
+def _client(start: ContainerStart, mode: LimitedBy, limits: ContainerLimits) -> MpsClient:
+    """A container as a client of MPS, with the limits that MPS has to set: of memory only where MPS limits it."""
+    inside = limits if mode.memory.by_mps else replace(limits, memory_mib={})
+    return client_of(start.pod_uid, start.container.name, start.gpus, inside)
 
 
 def build(
@@ -205,7 +246,15 @@ def build(
         program=program,
         socket_path=paths.limit_socket,
         cgroups=paths.cgroups,
-        mps=None if daemon is None else Mps(daemon, changed=changed, starts=config.mps_start, shared_memory=shared),
+        mps=None
+        if daemon is None
+        else Mps(
+            daemon,
+            changed=changed,
+            starts=config.mps_start,
+            exclusive=config.mps_exclusive,
+            shared_memory=shared,
+        ),
         exclusive=config.mps_exclusive,
         isolated=isolated,
         may_share=opted_in if asks_consent(config, driver) else lambda namespace: True,

@@ -1,15 +1,20 @@
-"""Which tiers of isolation a node has for the shares of a card, and the limits of a container. Pure."""
+"""Which modes of isolation a node has for the shares of a GPU, and the limits of a container. Pure.
+
+Memory and compute are limited apart: where the node has both, the driver limits the memory of cgroups and MPS limits
+compute.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from shoal.gpu.protocol import VOLTA, Card, Driver, limits_memory
 from shoal.model.allocation import ContainerAllocation
-from shoal.model.gpu import Isolation
+from shoal.model.gpu import Isolation, LimitedBy
 
 STRENGTH: Final = {tier: place for place, tier in enumerate(reversed(Isolation))}
 
@@ -41,6 +46,15 @@ class Means:
     namespaces: bool = False
 
 
+def weakest(found: Iterable[LimitedBy]) -> LimitedBy | None:
+    """The weakest limit of memory and the weakest of compute; None of none."""
+    limits = list(found)
+    if not limits:
+        return None
+    weakest_of = partial(min, key=STRENGTH.__getitem__)
+    return LimitedBy(weakest_of(one.memory for one in limits), weakest_of(one.compute for one in limits))
+
+
 def hindrances(card: Card, means: Means) -> dict[Isolation, str]:
     """By tier, why it cannot be had on a card. Tiers that can are not listed."""
     found: dict[Isolation, str] = {}
@@ -68,15 +82,17 @@ def hindrances(card: Card, means: Means) -> dict[Isolation, str]:
     return found
 
 
-def chosen(card: Card, means: Means, wanted: IsolationSetting) -> tuple[Isolation, str]:
-    """The tier of a card's shares, and why it is not the one that was asked for; empty if it is."""
+def chosen(card: Card, means: Means, wanted: IsolationSetting) -> tuple[LimitedBy, str]:
+    """What limits shares of a GPU, and why it is not what was asked for; empty if it is."""
     against = hindrances(card, means)
+    possible = [mode for mode in Isolation if mode not in against]
+    by_mps = next((mode for mode in possible if mode.by_mps), Isolation.NONE)
     if wanted is IsolationSetting.AUTO:
-        return next(tier for tier in Isolation if tier not in against), ""
+        return LimitedBy(possible[0], by_mps), ""
     asked = Isolation(wanted.value)
     if asked in against:
-        return Isolation.NONE, f"isolation {asked.value} is asked for and cannot be had: {against[asked]}"
-    return asked, ""
+        return LimitedBy(), f"isolation {asked.value} is asked for and cannot be had: {against[asked]}"
+    return LimitedBy(asked, Isolation.NONE if asked is Isolation.NONE else by_mps), ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Annotations that the agent writes on a pod once its containers were created.
 
-`ALIYUN_COM_GPU_MEM_ASSIGNED` is gpushare's sign that the pod has started, `shoal.dev/isolation` tells what keeps it to
+`ALIYUN_COM_GPU_MEM_ASSIGNED` is gpushare's sign that the pod has started, `shoal.dev/isolation` tells what limits it to
 its shares; both come in one write. If somebody changes the record of the pod's cards, the agent restores it.
 """
 
@@ -22,7 +22,7 @@ from shoal.kube.resources import PODS
 from shoal.model.contract import gpushare, shoal
 from shoal.model.contract.gpushare import BindState
 from shoal.model.errors import CodecError
-from shoal.model.gpu import Isolation
+from shoal.model.gpu import LimitedBy
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +32,13 @@ _RETRY_SECONDS: Final = 5.0
 _PUT_BACK_SECONDS: Final = 30.0
 
 
-def due(known: NodePod, isolation: Isolation | None) -> dict[str, str]:
+def due(known: NodePod, isolation: LimitedBy | None) -> dict[str, str]:
     """The annotations that the pod lacks; none before its containers were created."""
     if not all(known.begun(name) for name in known.holding.resources if name in known.holding.app_names):
         return {}
     marks = _assigned(known)
-    if isolation is not None and known.pod.metadata.annotations.get(shoal.ANNOTATION_ISOLATION) != isolation.value:
-        marks[shoal.ANNOTATION_ISOLATION] = isolation.value
+    if isolation is not None and known.pod.metadata.annotations.get(shoal.ANNOTATION_ISOLATION) != str(isolation):
+        marks[shoal.ANNOTATION_ISOLATION] = str(isolation)
     return marks
 
 
@@ -66,12 +66,12 @@ class PodAnnotations:
         client: Client,
         pods: NodePods,
         recorder: Recorder,
-        isolation: Callable[[str], Isolation | None],
+        isolation: Callable[[str], LimitedBy | None],
         record: Callable[[NodePod], dict[str, str]],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`isolation` gives the tier of a pod's UID; `record` the annotations to restore, empty if none was changed."""
+        """`isolation` gives what limits the pod of a UID; `record` the annotations to restore, if some were changed."""
         self._client = client
         self._pods = pods
         self._recorder = recorder

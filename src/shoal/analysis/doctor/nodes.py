@@ -195,6 +195,18 @@ def isolation(installation: Installation) -> Iterator[Finding]:
             f"{some(bare)}: shares are counted, and nothing keeps a container to its own",
             "see docs/agent.md: driver R615 or newer, or MPS",
         )
+    compute = [
+        node.metadata.name
+        for node in installation.nodes
+        if any(card.isolation is Isolation.NAMESPACE for card in _readable(node))
+    ]
+    if compute:
+        yield note(
+            "isolation",
+            f"{some(compute)}: MPS namespaces limit compute; their memory limit is a convention that a program can "
+            "lift, and containers with several GPUs have none",
+            "see docs/agent.md: with cgroup v2 and the program shoal-limit the driver limits memory (isolation cgroup)",
+        )
     shared = [
         node.metadata.name
         for node in installation.nodes

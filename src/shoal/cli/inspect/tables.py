@@ -196,7 +196,7 @@ def _wide_rows(use: NodeUse, unit: MemoryUnit) -> list[list[str]]:
             gpu.model or _NONE,
             f"{unit.ceil(use.allocated(gpu))}/{unit.floor(gpu.memory_mib)}",
             health(gpu),
-            _UNKNOWN if shoal.is_made_up(gpu.uuid) else gpu.isolation.value,
+            _UNKNOWN if shoal.is_made_up(gpu.uuid) else str(gpu.limited_by),
             ", ".join(f"{_name(pod)}={amount(pod.held[gpu.uuid], gpu, unit)}" for pod in _holders(use, gpu)) or _NONE,
         ]
         for gpu in sorted(use.node.gpus, key=lambda gpu: gpu.index)

@@ -331,11 +331,12 @@ def decode(annotations: Mapping[str, object], *, request: Request, node: NodeGpu
 
 
 def container_env(container: ContainerAllocation) -> dict[str, str]:
-    """The environment of a container: its cards, and the memory limit where the pod has one.
+    """The environment of a container: its GPUs, and the memory limit of a container with one GPU where the pod has one.
 
-    CUDA takes the limit by the card's place among those the container sees; KETI wrote UUIDs, which it does not apply.
+    CUDA takes the limit by the GPU's place among those the container sees; KETI wrote UUIDs, which it does not apply.
+    With several GPUs a worker that narrows CUDA_VISIBLE_DEVICES would drop every limit, so none is set.
     """
     env = {ENV_VISIBLE_DEVICES: ",".join(card.uuid for card in container.cards)}
-    if container.memory_limit_mib is not None:
-        env[ENV_MEMORY_LIMIT] = ",".join(f"{i}={container.memory_limit_mib}M" for i in range(len(container.cards)))
+    if container.memory_limit_mib is not None and len(container.cards) == 1:
+        env[ENV_MEMORY_LIMIT] = f"0={container.memory_limit_mib}M"
     return env

@@ -30,7 +30,7 @@ ANNOTATION_FAULTS: Final = "shoal.dev/gpu-faults"
 #: The slot resource of nodes whose memory is counted in node status: one per container that asks for a share.
 RESOURCE_SLOT: Final = "shoal.dev/gpu"
 CDI_KIND: Final = "shoal.dev/share"
-#: On a pod whose containers have started: what keeps them to their shares, one of `shoal.model.gpu.Isolation`.
+#: On a pod whose containers have started: what limits memory and compute (`shoal.model.gpu.LimitedBy`).
 ANNOTATION_ISOLATION: Final = "shoal.dev/isolation"
 #: The same in a container.
 ENV_ISOLATION: Final = "SHOAL_ISOLATION"
@@ -145,6 +145,7 @@ class _Gpu(_Struct, frozen=True):
     instances: Annotated[tuple[_Instance, ...], msgspec.Meta(max_length=MAX_CARDS)] = ()
     clients: _Count = DEFAULT_MPS_CLIENTS
     isolation: Isolation = Isolation.NONE
+    compute_isolation: Isolation = msgspec.field(name="computeIsolation", default=Isolation.NONE)
 
 
 class _Inventory(_Struct, frozen=True):
@@ -255,6 +256,7 @@ def encode_gpus(gpus: Iterable[Gpu]) -> str:
                 instances=tuple(_Instance(mig.uuid, mig.profile, mig.memory_mib) for mig in gpu.mig_instances),
                 clients=gpu.mps_clients,
                 isolation=gpu.isolation,
+                compute_isolation=gpu.compute_isolation,
             )
             for gpu in gpus
         ),
@@ -284,6 +286,7 @@ def decode_gpus(value: str) -> tuple[Gpu, ...]:
             mig_instances=tuple(MigInstance(mig.uuid, mig.profile, mig.memory) for mig in gpu.instances),
             mps_clients=gpu.clients,
             isolation=gpu.isolation,
+            compute_isolation=gpu.compute_isolation,
         )
         for gpu in document.gpus
     )
