@@ -169,6 +169,17 @@ class Claiming(Lab):
         }
         self.pods.apiserver.request("PUT", f"{self._path}/resourceclaims/{claim}/status", found)
 
+    def reserve(self, claim: str, user: Mapping[str, str]) -> None:
+        """Write that somebody uses a claim, beside those who do."""
+        users = [*self.claim(claim)["status"].get("reservedFor", ()), dict(user)]
+        path = f"{self._path}/resourceclaims/{claim}/status"
+        self.pods.apiserver.request("PATCH", path, {"status": {"reservedFor": users}}, "application/merge-patch+json")
+
+    def drop_claim(self, name: str) -> None:
+        """Delete a claim that nobody uses."""
+        wait_for(lambda: "allocation" not in self.claim(name).get("status", {}), f"deallocated: {name}")
+        self.pods.apiserver.request("DELETE", f"{self._path}/resourceclaims/{name}")
+
     def create(self, manifest: dict) -> None:
         """Create a pod for the stock scheduler."""
         self.pods.apiserver.request("POST", f"/api/v1/namespaces/{self.pods.namespace}/pods", manifest)

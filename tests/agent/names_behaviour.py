@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal.model.contract import gpushare, mechanisms, shoal
-from tests.agent.claiming import Claiming
+from tests.agent.claiming import Claiming, asking, claim_pod
 from tests.agent.lab import GIB, MEMORY, TELL, WHOLE, memory_pod
 from tests.kubelet.pods import container, is_ready, pod
 from tests.testbed.waiting import wait_for
@@ -54,6 +54,16 @@ class NamesLab:
 
         wait_for(said, f"{name} told {words}")
 
+    def map_to(self, claim: str, name: str) -> None:
+        """Write that a claim serves the memory of a pod's container, and that the pod uses the claim."""
+        lab, merge = self.lab, "application/merge-patch+json"
+        mapping = {"containerName": "main", "resourceName": MEMORY, "requestName": "gpu"}
+        status = {"extendedResourceClaimStatus": {"resourceClaimName": claim, "requestMappings": [mapping]}}
+        path = f"/api/v1/namespaces/{lab.pods.namespace}/pods/{name}"
+        pod = lab.pods.apiserver.request("PATCH", f"{path}/status", {"status": status}, merge)
+        user = {"resource": "pods", "name": name, "uid": pod["metadata"]["uid"]}
+        lab.reserve(claim, user)
+
     def made(self, name: str) -> dict | None:
         """The claim that was made of a pod's names."""
         status = self.lab.pods.get(name)["status"].get("extendedResourceClaimStatus")
@@ -70,6 +80,23 @@ def whole_pod(name: str, cards: int = 1) -> dict:
 
 def restarts(found: dict) -> int:
     return int(found["status"]["containerStatuses"][0]["restartCount"])
+
+
+def borrow_a_claim(names: NamesLab) -> None:
+    """A pod whose status names the claim of another pod, and which somebody binds, does not start with it."""
+    lab = names.lab
+    lab.make_claim("small", asking(memory="1Mi"))
+    names.run(claim_pod("lender", {"gpu": {"resourceClaimName": "small"}}))
+    greedy = memory_pod("greedy", 8)
+    greedy["spec"]["schedulerName"] = "nobody"
+    lab.create(greedy)
+    names.map_to("small", "greedy")
+    lab.pods.delete("lender")
+    lab.bind_to("greedy")
+    lab.wait_logged("small", "is not prepared", "'greedy' maps resource names", "was not made for this pod")
+    assert not is_ready(lab.pods.get("greedy"))
+    lab.pods.delete("greedy")
+    lab.drop_claim("small")
 
 
 def test_there_and_back(names: NamesLab):
@@ -102,6 +129,7 @@ def test_there_and_back(names: NamesLab):
     whole_gib = lab.card(its_card[0]).memory_mib // GIB
     wait_for(lambda: set(lab.held()) == {one["metadata"]["uid"] for one in (claim, made)}, "held")
     wait_for(lambda: names.used() == whole_gib + 2 + 5, "booked once")
+    borrow_a_claim(names)
     names.ask(MEMORY, None)
     names.wait_served(MEMORY, "to-devices")
     back = names.create(memory_pod("back", 3))

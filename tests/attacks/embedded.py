@@ -29,6 +29,8 @@ from shoal.embedded.nodes.pods.states import Running, Timing
 from shoal.kube.access.credentials import Access
 from shoal.kubelet.host_paths import HostPaths
 from shoal.model.backoff import Backoff
+from shoal.model.contract import keti, mechanisms
+from shoal.model.contract.mechanisms import Mechanism
 from shoal.scheduler import app as scheduler
 from shoal.scheduler.app import Ports
 from shoal.scheduler.config import SchedulerConfig
@@ -90,10 +92,14 @@ class Walled(EmbeddedCluster):
             programs=root / "programs",
             pod_cgroups=host.folders.cgroups,
             cgroup2=root / "cgroup.controllers",
+            plugins_registry=host.folders.plugins_registry,
+            plugins=host.folders.plugins,
+            host_plugins=host.folders.plugins,
         )
         config = AgentConfig(
             node_name=host.spec.name,
             memory_unit=self.plan.unit,
+            claims=self.plan.claims,
             host="127.0.0.1",
             port=0,
             limit_hook=str(self._program),
@@ -201,10 +207,11 @@ class EmbeddedArena:
 
     watches = True
 
-    def __init__(self, loop: PluginLoop) -> None:
+    def __init__(self, loop: PluginLoop, *, claims: bool = False) -> None:
+        """`claims`: all nodes offer claims, and the second one serves `keti.com/mpsgpu` through them."""
         self._loop = loop
         self._folder = tempfile.TemporaryDirectory(prefix="sa-")
-        self.cluster = Walled(EmbeddedPlan(few(2, "2xA30-24G")), Path(self._folder.name))
+        self.cluster = Walled(EmbeddedPlan(few(2, "2xA30-24G"), claims=claims), Path(self._folder.name))
         self._ready, self._over = asyncio.Event(), asyncio.Event()
         self._life = loop.run(self._begin())
         self._kept = KeptConnection(self.cluster.kubeconfig)
@@ -212,6 +219,19 @@ class EmbeddedArena:
         self.nodes: Sequence[str] = [spec.name for spec in self.cluster.plan.nodes]
         self.here = self.nodes[0]
         self._validators = list(self.cluster.api.registry.validators)
+        if claims:
+            self._serve_by_claims(self.nodes[1], keti.RESOURCE_MPS)
+
+    def _serve_by_claims(self, node: str, name: str) -> None:
+        path, body = f"/api/v1/nodes/{node}", {"metadata": {"labels": {mechanisms.label_of(name): "true"}}}
+        headers = {"Content-Type": "application/merge-patch+json"}
+        assert self.api.request("PATCH", path, json.dumps(body).encode(), headers).status == 200
+
+        def served() -> bool:
+            annotations = self.api.request("GET", path).body["metadata"]["annotations"]
+            return mechanisms.decode(annotations).get(name) is Mechanism.CLAIMS
+
+        wait_for(served, f"served through claims: {name}")
 
     async def _begin(self) -> asyncio.Task[None]:
         life, ready = asyncio.create_task(self._live()), asyncio.create_task(self._ready.wait())

@@ -279,12 +279,13 @@ class Forger:
         annotations: Callable[[Wanted], Object] = lambda wanted: {},
         *,
         stubborn: bool = False,
+        tenant: Tenant | None = None,
     ) -> str:
         """A pod; what would be more than the tenants may ask for asks for nothing. Its UID."""
         self._number += 1
         self._make_room(wanted.amount)
         wanted = wanted if self.asked() + wanted.amount <= ALLOWANCE else NOTHING
-        tenant = self.rng.choice(self.tenants)
+        tenant = tenant or self.rng.choice(self.tenants)
         noted = {
             **wanted.short.get("annotations", {}),
             **annotations(wanted),

@@ -6,18 +6,22 @@ from typing import Any
 
 import pytest
 
+from shoal.agent.claims import results, specs
 from shoal.agent.device_plugin import start_check
 from shoal.agent.node import cgroups, given, holdings, pods
+from shoal.kube.objects.claims import ResourceClaim
 from shoal.model import allocation, bound
 from shoal.model.allocation import ContainerAllocation
 from shoal.model.gpu import NodeGpus
 from shoal.model.request import ContainerRequest
-from shoal.scheduler.state import cluster_state
+from shoal.scheduler.state import claim_bookings, cluster_state
 from shoal.scheduler.state.cluster_state import ClusterState
 from shoal.scheduler.state.holdings import HeldByNodes
 
 _ENTRY_MISMATCH = bound.entry_mismatch
 _HOLDING = pods.NodePods._holding
+_LET_GO = pods.NodePods._let_go
+_ENTRY = specs._entry
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,27 @@ def _book_again(self: ClusterState, pod: Any, _: object) -> object:
     return self._book(pod)
 
 
+def _let_go_by_status(self: pods.NodePods, uid: str) -> None:
+    """Reports no pod whose status says that a claim serves it."""
+    if self._known[uid].pod.status.extended_resource_claim_status is None:
+        _LET_GO(self, uid)
+        return
+    end, known = self._ending[uid], self._known[uid]
+    self._unset_given(uid)
+    self._first.pop(uid, None)
+    self._put(uid, None if end.gone else replace(known, given=False, over=True))
+
+
+def _pods_limit(record: Any, request: str, cards: Any) -> ContainerAllocation:
+    """The limit that the pod asks for, whatever was allocated."""
+    named = record.names.get(request)
+    return (
+        _ENTRY(record, request, cards)
+        if named is None
+        else replace(_ENTRY(record, request, cards), memory_limit_mib=named.memory_limit_mib)
+    )
+
+
 def _not_listed(self: allocation.Held, pod: str, _: int) -> bool:
     return pod not in self.pods
 
@@ -97,7 +122,22 @@ MUTANTS = (
     ),
     _mutant("scheduler: gone is when the node says so", cluster_state, "has_left", lambda *_: True),
     _mutant("scheduler: up to when the agent knows", allocation.Held, "releases", _not_listed),
+    _mutant(
+        "scheduler: a node speaks of its own claims",
+        claim_bookings,
+        "_key_at",
+        lambda node, uid: claim_bookings.claim_key(uid),
+    ),
     # The agent
+    _mutant("agent: the end of every pod is reported", pods.NodePods, "_let_go", _let_go_by_status),
+    Mutant(
+        "agent: names through claims made for the pod, within what was allocated",
+        (
+            (ResourceClaim, "is_made_for", lambda *_: True),
+            (results, "_requests", lambda *_: True),
+            (specs, "_entry", _pods_limit),
+        ),
+    ),
     _mutant("agent: the first record stays", pods.NodePods, "_holding", _forget_first),
     _mutant("agent: what was given stays", pods.NodePods, "_holding_given", _as_written),
     _mutant("agent: room beside what was given", start_check.StartCheck, "_check_room", _silent),

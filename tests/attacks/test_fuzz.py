@@ -16,6 +16,7 @@ import pytest
 
 from tests.attacks import truth
 from tests.attacks.arena import Tenant
+from tests.attacks.claim_forger import ClaimForger
 from tests.attacks.embedded import EmbeddedArena
 from tests.attacks.forger import HONEST, RESIDENT, Forger
 from tests.attacks.mutants import MUTANTS, Mutant
@@ -24,7 +25,7 @@ from tests.kubelet.device_plugin import PluginLoop
 
 EFFORT = int(os.environ.get("SHOAL_FUZZ", "0"))
 #: Attempts, of a few writes each.
-STEPS = max(31, EFFORT // 2000)
+STEPS = max(38, EFFORT // 2000)
 SEEDS = range(1 + EFFORT // 200_000)
 #: An honest pod comes after as many of them.
 EVERY = 4
@@ -37,7 +38,7 @@ def attempts(arena: EmbeddedArena, rng: random.Random, steps: int) -> Iterator[F
     play = Watched(arena, tenants[0], Tenant(arena.api, "neighbour"))
     play.place({"name": "resident", "of": "neighbour", "mem": RESIDENT, "at": arena.here})
     index = play.filled("$index_resident")
-    forger = Forger(play, arena, rng, tenants, target=(arena.here, index))
+    forger = ClaimForger(play, arena, rng, tenants, target=(arena.here, index))
     try:
         for number in range(1, steps + 1):
             forger.step()
@@ -65,9 +66,17 @@ def honest(play: Watched, forger: Forger) -> None:
     play.hold({"gone": name})
 
 
+@pytest.fixture(scope="module")
+def claims_arena(plugin_loop: PluginLoop) -> Iterator[EmbeddedArena]:
+    """One cluster for all seeds."""
+    arena = EmbeddedArena(plugin_loop, claims=True)
+    yield arena
+    arena.stop()
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_writes_steal_nothing(embedded_arena: EmbeddedArena, seed: int) -> None:
-    assert sum(1 for _ in attempts(embedded_arena, random.Random(seed), STEPS)) == STEPS
+def test_random_writes_steal_nothing(claims_arena: EmbeddedArena, seed: int) -> None:
+    assert sum(1 for _ in attempts(claims_arena, random.Random(seed), STEPS)) == STEPS
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -85,9 +94,9 @@ def test_a_missing_check_is_found(plugin_loop: PluginLoop, mutant: Mutant, monke
 
 
 def _finds(plugin_loop: PluginLoop, seed: int) -> bool:
-    arena = EmbeddedArena(plugin_loop)
+    arena = EmbeddedArena(plugin_loop, claims=True)
     try:
-        return sum(1 for _ in attempts(arena, random.Random(seed), 31)) < 31
+        return sum(1 for _ in attempts(arena, random.Random(seed), 38)) < 38
     except AssertionError:
         return True
     finally:
