@@ -8,6 +8,7 @@ import importlib
 import logging
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -99,9 +100,11 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: KetiClusterSettings, table: Table, choice: AskingChoice) -> AsyncIterator[int]:
+async def serving(
+    settings: KetiClusterSettings, table: Table, choice: AskingChoice, *, fresh_seconds: float = 0
+) -> AsyncIterator[int]:
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    service = KetiClusters(settings, table, choice.look, serving_at=port.set_result)
+    service = KetiClusters(settings, table, choice.look, serving_at=port.set_result, fresh_seconds=fresh_seconds)
     task = asyncio.create_task(service.run())
     try:
         yield await port
@@ -206,6 +209,35 @@ async def test_bad_input_is_a_status_and_the_next_call_is_answered(scene: Scene)
             with pytest.raises(grpc.aio.AioRpcError):
                 await garbled(b"\xff" * 100, timeout=SECONDS)
     assert await scene.request(1) == ("one", True)
+
+
+async def test_a_flood_of_questions_reaches_members_within_bounds(scene: Scene) -> None:
+    """Whoever reaches the port asks with no token; members answer the manager's, and share their time with pods."""
+    codes: Counter[grpc.StatusCode] = Counter()
+    async with scene.stub() as stub:
+        for number in range(300):
+            question = scene.generated.messages.ClusterSchedulingRequest(gpu_count=1 + number % 256)
+            try:
+                await stub.RequestClusterScheduling(question, timeout=SECONDS)
+                codes[grpc.StatusCode.OK] += 1
+            except grpc.aio.AioRpcError as error:
+                codes[error.code()] += 1
+    assert codes.keys() <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    for peer in scene.peers.values():
+        # What a caller may ask at once, and what was added while the flood lasted.
+        assert peer.asked["ask"] == codes[grpc.StatusCode.OK]
+    assert codes[grpc.StatusCode.RESOURCE_EXHAUSTED]
+
+
+async def test_the_same_question_is_asked_once(scene: Scene, tmp_path: Path) -> None:
+    """KETI's schedulers ask for one pod after the other: that is no flood."""
+    async with OfferClient(seconds=30) as offers:
+        choice = AskingChoice(offers, problems=lambda: scene.table.problems, fresh_seconds=0)
+        async with serving(PLAIN, scene.table, choice, fresh_seconds=SECONDS) as port:
+            again = Scene(scene.peers, scene.table, port, scene.generated)
+            answers = {await again.request(1, "dead", f"unknown-{number}") for number in range(100)}
+    assert answers == {("one", True)}
+    assert scene.peers["one"].asked["ask"] == 1
 
 
 async def test_pushed_nodes_go_with_their_cluster(scene: Scene) -> None:

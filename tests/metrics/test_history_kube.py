@@ -26,6 +26,7 @@ from tests.testbed.processes import Run
 pytestmark = pytest.mark.kube
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 NOW = snapshot([card(0, [container("a", 2 * GIB), container("b", GIB, namespace="other")])])
 
 
@@ -53,8 +54,8 @@ async def admin(installed: ApiServer) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-async def collector(installed: ApiServer, admin: Client) -> AsyncIterator[Client]:
-    """The collector's own client: its token is that of its pod, as kubelet gives it."""
+def token(installed: ApiServer) -> str:
+    """The token of the collector's pod, as kubelet gives it."""
     pod = installed.request("GET", "/api/v1/namespaces/kube-system/pods/collector")
     bound = {"kind": "Pod", "apiVersion": "v1", "name": "collector", "uid": pod["metadata"]["uid"]}
     made: dict[str, Any] = installed.request(
@@ -62,8 +63,14 @@ async def collector(installed: ApiServer, admin: Client) -> AsyncIterator[Client
         "/api/v1/namespaces/kube-system/serviceaccounts/shoal-metrics/token",
         {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"boundObjectRef": bound}},
     )
-    token = StoredCredential(token=Inline(made["status"]["token"].encode()))
-    async with Client(replace(admin.access, credentials=token)) as client:
+    return str(made["status"]["token"])
+
+
+@pytest.fixture
+async def collector(admin: Client, token: str) -> AsyncIterator[Client]:
+    """The collector's own client."""
+    stored = StoredCredential(token=Inline(token.encode()))
+    async with Client(replace(admin.access, credentials=stored)) as client:
         yield client
 
 
@@ -92,6 +99,72 @@ async def test_a_collector_tells_of_its_own_node_alone(collector: Client, admin:
     for namespace in ("default", "team"):
         with pytest.raises(ForbiddenError):
             await announce(collector, replace_node(other, "n1"), namespace=namespace)
+
+
+def event(name: str, **changes: Any) -> dict[str, Any]:
+    """An Event about over-use, as the collector of n1 writes it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": "team"},
+        "involvedObject": {"kind": "Pod", "namespace": "team", "name": "victim"},
+        "reason": "GPUOveruse",
+        "message": "uses more than it asked for",
+        "type": "Warning",
+        "source": {"component": "shoal-metrics", "host": "n1"},
+        "reportingComponent": "shoal-metrics",
+        "reportingInstance": "n1",
+        **changes,
+    }
+
+
+async def test_a_stolen_token_writes_little_and_reads_what_is_documented(
+    collector: Client, token: str, site: HistorySite
+) -> None:
+    """What docs/security.md says of a collector's token, with the token of its pod."""
+
+    async def write(body: dict[str, Any]) -> str:
+        try:
+            await collector.request("POST", "/api/v1/namespaces/team/events", body=body)
+        except (ForbiddenError, InvalidError) as error:
+            return str(error)
+        return ""
+
+    other = {"source": {"component": "shoal-metrics", "host": "n2"}, "reportingInstance": "n2"}
+    number = 0
+    while "its own name" not in await write(event(f"other-node-{number}", **other)):
+        number += 1  # policies are in force some time after they are made
+        await asyncio.sleep(0.1)
+    for why, changes in (
+        ("over-use only", {"reason": "Evicted"}),
+        ("about pods only", {"involvedObject": {"kind": "Node", "namespace": "team", "name": "n1"}}),
+        ("at most 1024", {"message": "x" * 1025}),
+        ("Warning", {"type": "Normal"}),
+    ):
+        assert why in await write(event(f"bad-{number}", **changes)), changes
+    # It can accuse any pod, since no policy can see on which node a pod is.
+    assert await write(event(f"good-{number}")) == ""
+    # Reads that RBAC cannot narrow, and the reviews that the history needs: whose a token is, what somebody may do.
+    assert await collector.request("GET", "/api/v1/pods")
+    review = {"spec": {"token": token}}
+    head = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview"}
+    assert b"shoal-metrics" in await collector.request("POST", REVIEWS, body={**head, **review})
+    # Nothing else: neither Secrets, nor tokens of any account, nor the history, which asks for tokens made for it.
+    for method, path in (
+        ("GET", "/api/v1/secrets"),
+        ("GET", "/api/v1/namespaces/kube-system/configmaps"),
+        ("GET", "/api/v1/nodes"),
+        ("GET", f"/apis/coordination.k8s.io/v1/namespaces/{wire.NAMESPACE}/leases"),
+        ("DELETE", f"/apis/coordination.k8s.io/v1/namespaces/{wire.NAMESPACE}/leases/n1"),
+        ("POST", "/api/v1/namespaces/kube-system/serviceaccounts/shoal-metrics/token"),
+        ("POST", f"/api/v1/namespaces/{wire.NAMESPACE}/serviceaccounts/{wire.VIEWER_ACCOUNT}/token"),
+        ("POST", "/api/v1/namespaces/team/pods"),
+        ("PATCH", "/api/v1/namespaces/kube-system/pods/collector"),
+    ):
+        with pytest.raises(ForbiddenError):
+            await collector.request(method, path, body=None if method in ("GET", "DELETE") else {})
+    status, _ = await site.ask(wire.PATH_SNAPSHOT, token)
+    assert status == 401
 
 
 def replace_node(announcement: Announcement, node: str) -> Announcement:

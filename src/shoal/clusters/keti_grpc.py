@@ -4,7 +4,8 @@ KETI's schedulers push what they know of their nodes, and ask for a cluster. Who
 is kept within bounds, under the names of known clusters alone, and never counts against what a member says itself: the
 choice is the same as that for pods, by asking. Only between clusters that have no Shoal to ask do pushed nodes decide,
 as KETI has it: a node with as many GPUs, and the best mean of scores. `filtered_cluster` names clusters that it shall
-not be. Nothing is held for who asks here, for there is no pod.
+not be. Nothing is held for who asks here, for there is no pod. Callers show no token and members are asked with the
+manager's own, so questions to members are limited: a flood of them takes no time from the pods that are dispatched.
 
 In plain text and without a password only if the settings say so, as KETI's clients call it.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +25,13 @@ import grpc.aio
 import msgspec
 
 from shoal.clusters.api import cluster_pb2 as wire
+from shoal.clusters.asking import FRESH_SECONDS
 from shoal.clusters.choice import ClusterChoice, keti_lines
 from shoal.clusters.member import Member, MemberTable
 from shoal.http.grpc_front import serving_grpc
 from shoal.kube.resources import RawObject
+from shoal.kube.reviews import Bucket, Rate
+from shoal.model.bounded_cache import BoundedCache
 from shoal.model.contract import clusters as contract
 from shoal.model.contract import keti
 from shoal.model.contract.clusters import ClusterSelector
@@ -42,6 +47,9 @@ _CALLS: Final = 16
 MAX_NODES: Final = 10_000
 MAX_GPUS: Final = 256
 _MAX_NAME: Final = 253
+#: Questions that members are asked for all callers together; an answer counts for all who ask the same for a while.
+QUESTIONS: Final = Rate(32, 4)
+_REMEMBERED: Final = 256
 
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -90,12 +98,19 @@ class KetiClusters:
         look: LookAtClusters,
         *,
         serving_at: Callable[[int], None] = lambda port: None,
+        fresh_seconds: float = FRESH_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`serving_at` is told the port."""
+        """`serving_at` is told the port. The same question within `fresh_seconds` has the same answer."""
         self._settings = settings
         self._table = table
         self._look = look
         self._serving_at = serving_at
+        self._fresh_seconds = fresh_seconds
+        self._clock = clock
+        self._questions = Bucket(QUESTIONS, clock())
+        #: By GPUs and filtered clusters: when it was asked, and what would be chosen.
+        self._answers: BoundedCache[tuple[int, frozenset[str]], tuple[float, ClusterChoice]] = BoundedCache(_REMEMBERED)
         #: By cluster and node. Clusters are known ones, so there are not many.
         self._pushed: dict[str, dict[str, _PushedNode]] = {}
 
@@ -168,11 +183,26 @@ class KetiClusters:
             words = f"filtered_cluster has more than {contract.MAX_CLUSTERS} names, or one that is too long: send fewer"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, words)
         gpus = max(1, request.gpu_count)
-        choice = await self._look(_pod(gpus), ClusterSelector(avoid=frozenset(filtered)), self._table.members)
+        choice = await self._choice(gpus, frozenset(filtered), context)
         chosen = self._tried_or(choice, gpus)
         for line in keti_lines(ClusterChoice(chosen, choice.ranking), gpus=request.gpu_count):
             log.info("%s", line)
         return wire.ClusterSchedulingResponse(cluster_name=chosen, success=bool(chosen))
+
+    async def _choice(self, gpus: int, filtered: frozenset[str], context: _Context) -> ClusterChoice:
+        """What members say, asked now unless somebody has just asked the same."""
+        # Names that no cluster has make no other question.
+        filtered &= {*self._table.members, *self._table.problems}
+        now = self._clock()
+        found = self._answers.get((gpus, filtered))
+        if found is not None and now - found[0] < self._fresh_seconds:
+            return found[1]
+        if not self._questions.take(now):
+            words = f"more than {QUESTIONS.each_second:g} different questions a second: ask again in a second"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+        choice = await self._look(_pod(gpus), ClusterSelector(avoid=filtered), self._table.members)
+        self._answers.put((gpus, filtered), (now, choice))
+        return choice
 
     def _tried_or(self, choice: ClusterChoice, gpus: int) -> str:
         """The choice; where it would be a trial, the one that pushed nodes speak for, if any were pushed."""
