@@ -531,6 +531,7 @@ class Members:
             cost=entry.cost,
             preference=entry.preference,
             namespace=entry.namespace,
+            pod_account=entry.pod_account,
             offer_url=entry.offer_url,
             offer_authority=entry.offer_authority,
         )
