@@ -575,7 +575,7 @@ class Dispatching:
         self._queue.add_after(key, pause)
 
     def _tell(self, about: DispatchedPod, kind: EventType, reason: str, message: str) -> None:
-        self._recorder.record(reference_to(PODS, about), kind, reason, message)
+        self._recorder.record(reference_to(PODS, about), kind, reason, mirror.one_line(message))
 
 
 def _logs(key: Key) -> str:
