@@ -20,6 +20,8 @@ class Member:
     client: Client
     #: It is the cluster in which the manager runs.
     own: bool = False
+    #: It was joined by `shoal clusters join`, so that a policy confines the manager's account there.
+    joined: bool = False
     #: Weights of the choice: what a card costs there, and how much it is preferred.
     cost: float = 0.0
     preference: float = 0.0

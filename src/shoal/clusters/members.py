@@ -528,6 +528,7 @@ class Members:
             one.uid,
             client,
             own=one.uid == self.home_uid,
+            joined=bool(entry.uid),
             cost=entry.cost,
             preference=entry.preference,
             namespace=entry.namespace,
