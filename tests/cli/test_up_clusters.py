@@ -116,7 +116,7 @@ async def test_the_examples(three: Clusters) -> None:
 
     async def goes_along() -> bool:
         found = (await three.clients["cluster3"].list(CONFIG_MAPS, namespace="default")).items
-        return any(one.metadata.name == "training" and one.data == {"EPOCHS": "3"} for one in found)
+        return any(one.metadata.name.endswith(".training") and one.data == {"EPOCHS": "3"} for one in found)
 
     await eventually(goes_along, "the ConfigMap is in cluster3")
     await three.home.delete(JOBS, "train-cluster3", namespace="default", propagation="Background")

@@ -205,6 +205,7 @@ def copy_of(home: str, name: str, *, origin: str = "pod-1", fence: int = 0) -> O
             "annotations": {clusters.ANNOTATION_ORIGIN: written},
         },
         "spec": {
+            "automountServiceAccountToken": False,
             "containers": [{"name": "main", "image": "x"}],
             "schedulingGates": [{"name": clusters.GATE_COPY}],
         },

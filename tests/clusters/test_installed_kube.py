@@ -18,12 +18,15 @@ import pytest
 import yaml
 
 from shoal.clusters.members import cluster_uid
+from shoal.clusters.opened import copied_name
 from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
 from shoal.kube.objects.pod import Pod
-from shoal.kube.resources import CONFIG_MAPS, PODS, SECRETS
+from shoal.kube.resources import CONFIG_MAPS, EVENTS, PODS, SECRETS
 from shoal.model.contract.clusters import (
+    ANNOTATION_MAY_USE,
     ENABLED,
+    GATE_HOME,
     LABEL_ACCEPTS,
     LABEL_ACCEPTS_REFERENCES,
     LABEL_COPIES_REFERENCES,
@@ -265,6 +268,33 @@ async def test_the_manager_is_killed_and_goes_on(installed: Installed) -> None:
     assert "west" in said
 
 
+KINDS = ("configmaps", "secrets")
+
+
+async def test_a_pod_that_uses_what_is_not_open_is_told_and_kept(installed: Installed) -> None:
+    """The member's policy refuses it; its source pod shows the words and the fix, and waits."""
+    made = job("urgent", {"keti.com/mpsgpu": "1"}, clusterName="west")
+    made["spec"]["template"]["spec"]["priorityClassName"] = "system-cluster-critical"
+    await installed.at_home.create(JOBS, made, namespace=installed.namespace)
+    words = "priorityclasses/system-cluster-critical is not open to dispatched pods: kubectl annotate --overwrite"
+
+    async def is_told() -> bool:
+        pod = await installed.pod(installed.at_home, "urgent")
+        events = (await installed.at_home.list(EVENTS, namespace=installed.namespace)).items
+        return (
+            pod is not None
+            and any(words in (one.message or "") for one in pod.status.conditions)
+            and any(one.reason == "DispatchRefused" and words in one.message for one in events)
+        )
+
+    await eventually(is_told, "the refusal is shown")
+    pod = await installed.pod(installed.at_home, "urgent")
+    assert pod is not None
+    assert (pod.status.phase, [one.name for one in pod.spec.scheduling_gates]) == ("Pending", [GATE_HOME])
+    assert await installed.pod(installed.in_west, "urgent") is None
+    await installed.at_home.delete(JOBS, "urgent", namespace=installed.namespace, propagation="Background")
+
+
 def bind(plane: ControlPlane, namespace: str, role: str, account: str) -> None:
     """A namespace gives a right."""
     command = ("create", "rolebinding", "shoal-references", f"--clusterrole={role}", f"--serviceaccount={account}")
@@ -273,7 +303,8 @@ def bind(plane: ControlPlane, namespace: str, role: str, account: str) -> None:
 
 async def test_what_a_job_names_goes_with_it(installed: Installed) -> None:
     """First it waits in words for what nobody copies; then both namespaces allow it."""
-    namespace, name = installed.namespace, account_name(await cluster_uid(installed.at_home))
+    namespace, home = installed.namespace, await cluster_uid(installed.at_home)
+    name = account_name(home)
     bind(installed.west, namespace, f"{name}-references", f"{NAMESPACE_MEMBERS}:{name}")
     for resource, key in ((CONFIG_MAPS.raw, "data"), (SECRETS.raw, "stringData")):
         await installed.at_home.create(resource, {"metadata": {"name": "given"}, key: {"A": "1"}}, namespace=namespace)
@@ -284,8 +315,9 @@ async def test_what_a_job_names_goes_with_it(installed: Installed) -> None:
 
     async def is_told() -> bool:
         pod = await installed.pod(installed.at_home, "reader")
-        words = f"namespace {namespace} has no ConfigMap 'given', Secret 'given': create it in cluster west"
-        return pod is not None and any(words in (one.message or "") for one in pod.status.conditions)
+        words = [f"add {kind}/given to annotation {ANNOTATION_MAY_USE} of namespace {namespace}" for kind in KINDS]
+        told = "" if pod is None else " ".join(one.message or "" for one in pod.status.conditions)
+        return all(one in told for one in words)
 
     await eventually(is_told, "it is told what is missing")
     bind(installed.home, namespace, f"{NAME_MANAGER}-references", f"{NAMESPACE_MANAGER}:{NAME_MANAGER}")
@@ -298,13 +330,13 @@ async def test_what_a_job_names_goes_with_it(installed: Installed) -> None:
 
     await eventually(runs, "it runs in west")
     for kind in (CONFIG_MAPS, SECRETS):
-        copy = await installed.in_west.get(kind.raw, "given", namespace=namespace)
+        copy = await installed.in_west.get(kind.raw, copied_name(home, "given"), namespace=namespace)
         assert list(copy["data"]) == ["A"]
     await installed.at_home.delete(JOBS, "reader", namespace=namespace, propagation="Background")
 
     async def gone() -> bool:
         found = [one.metadata.name for kind in (CONFIG_MAPS, SECRETS) for one in await listed(kind)]
-        return "given" not in found
+        return copied_name(home, "given") not in found
 
     async def listed(kind: Any) -> list[Any]:
         return list((await installed.in_west.list(kind, namespace=namespace)).items)

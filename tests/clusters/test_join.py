@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from shoal.analysis.joined_clusters import joined_members
 from shoal.cli.main import main
 from shoal.clusters.entries import ClusterEntry
 from shoal.clusters.join import POLICIES, ManagerAccount, expected, spelled
 from shoal.clusters.joining import may_do, token_secrets
 from shoal.clusters.member import Health
 from shoal.clusters.members import OWN, Members, ProbePace, cluster_uid
+from shoal.clusters.overview import unguarded
 from shoal.kube.access.kubeconfig import closed_access, load_access
 from shoal.kube.client import Client
 from shoal.kube.errors import ForbiddenError
@@ -54,6 +56,7 @@ async def test_join_use_revoke_and_leave(servers: list[EmbeddedServer]) -> None:
         account = ManagerAccount(await cluster_uid(home))
         await _is_confined(home, member, account)
         await _is_followed(servers, home, member, account)
+        await _is_told_when_unguarded(servers, home, member, account)
         await command(servers, "leave", "west")
         policies = (await member.list(POLICIES)).items
         assert [one for one in policies if account.home in one["metadata"]["name"]] == []
@@ -77,6 +80,33 @@ async def _is_confined(home: Client, member: Client, account: ManagerAccount) ->
             await own.patch(PODS, "one", image, namespace="default", kind="strategic")
         with pytest.raises(ForbiddenError, match="makes copies only"):
             await own.create(PODS, copy_of("other", "two"), namespace="default")
+
+
+async def _is_told_when_unguarded(
+    servers: list[EmbeddedServer], home: Client, member: Client, account: ManagerAccount
+) -> None:
+    """A cluster joined by an earlier version, or whose policy somebody deleted."""
+    name = f"{account.name}-copies"
+    listing = ["clusters", "list", "--kubeconfig", str(servers[0].kubeconfig()), "-n", "default"]
+
+    async def listed() -> Result:
+        return await asyncio.to_thread(CliRunner().invoke, main, listing)
+
+    async with joined_members(home, "default") as members:
+        await members.settled()
+        assert await unguarded(account.home, members.members.values()) == {}
+        policy = await member.get(POLICIES, name)
+        earlier = [one for one in policy["spec"]["validations"] if "dispatched pod" not in one.get("message", "")]
+        assert len(earlier) < len(policy["spec"]["validations"])
+        await member.patch(POLICIES, name, {"spec": {"validations": earlier}})
+        (words,) = (await unguarded(account.home, members.members.values())).values()
+        assert "run shoal clusters join west again" in words
+        await member.delete(POLICIES, name)
+        result = await listed()
+        assert (result.exit_code, f"west: {words}" in result.output) == (1, True), result.output
+        await command(servers, "join", "west", "--token-lifetime", "3600")
+    result = await listed()
+    assert result.exit_code == 0, result.output
 
 
 async def _is_followed(servers: list[EmbeddedServer], home: Client, member: Client, account: ManagerAccount) -> None:

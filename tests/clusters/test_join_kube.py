@@ -22,7 +22,7 @@ from shoal.clusters.members import OWN, Members, ProbePace
 from shoal.kube.access.credentials import Inline, StoredCredential
 from shoal.kube.access.kubeconfig import load_access
 from shoal.kube.client import Client, PatchType
-from shoal.kube.errors import ApiError, ForbiddenError
+from shoal.kube.errors import ApiError, ForbiddenError, UnauthorizedError
 from shoal.kube.resources import LEASES, PODS
 from shoal.model.backoff import Backoff
 from shoal.model.contract import clusters
@@ -273,6 +273,21 @@ def test_the_server_finds_nothing_wrong_with_the_policies(joined: Joined) -> Non
 
     wait_for(lambda: len(checked()) == 5, "checked")
     assert [status["typeChecking"] for status in checked()] == [{}] * 5
+
+
+async def test_a_member_holds_nothing_that_home_takes(joined: Joined) -> None:
+    """What an administrator of the member reads of the join does not lead to home, and does not open it."""
+    for kind in ("secrets", "configmaps", "serviceaccounts"):
+        held = joined.member.request("GET", f"/api/v1/namespaces/{clusters.NAMESPACE_MEMBERS}/{kind}")
+        assert joined.home.url not in json.dumps(held)
+    (secret,) = joined.member.request("GET", f"/api/v1/namespaces/{clusters.NAMESPACE_MEMBERS}/secrets")["items"]
+    token = base64.b64decode(secret["data"]["token"])
+    assert token.decode() == joined.token()
+    stolen = dataclasses.replace(admin(joined.home), credentials=StoredCredential(token=Inline(token)))
+    async with Client(stolen) as client:
+        for resource in (PODS, LEASES):
+            with pytest.raises(UnauthorizedError):
+                await client.list(resource)
 
 
 # Others

@@ -12,7 +12,7 @@ import pytest
 
 from shoal.clusters.choice import ClusterChoice
 from shoal.kube.errors import ConflictError, NotFoundError
-from shoal.kube.resources import CONFIG_MAPS, PODS, RawObject
+from shoal.kube.resources import CONFIG_MAPS, NAMESPACES, PODS, RawObject
 from shoal.model.contract import clusters, keti
 from tests.clusters import manager_process
 from tests.clusters.site import (
@@ -204,9 +204,12 @@ async def test_a_cluster_with_a_pod_of_that_name_is_ruled_out(site: Site) -> Non
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
 
 
-async def test_a_cluster_without_what_the_pod_names_is_ruled_out(site: Site) -> None:
+async def test_a_cluster_that_does_not_open_what_the_pod_names_is_ruled_out(site: Site) -> None:
     settings: RawObject = {"metadata": {"name": "settings"}, "data": {}}
-    await site.clients[WEST].create(CONFIG_MAPS, settings, namespace=site.namespace)
+    for place in (EAST, WEST):
+        await site.clients[place].create(CONFIG_MAPS, settings, namespace=site.namespace)
+    opened = {"metadata": {"annotations": {clusters.ANNOTATION_MAY_USE: "configmaps/settings"}}}
+    await site.clients[WEST].patch(NAMESPACES, site.namespace, opened)
     named = [{"name": "main", "image": "none:1", "envFrom": [{"configMapRef": {"name": "settings"}}]}]
     async with site.managing():
         await site.create(PODS.raw, pod("one", containers=named))

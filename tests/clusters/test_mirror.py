@@ -216,3 +216,30 @@ def test_what_kubelet_finds_missing_there_is_shown_here() -> None:
     stuck = {**MAIN, "state": {"waiting": waiting}, "ready": False, "started": False}
     shown = merged({}, patch({}, {"phase": "Pending", "containerStatuses": [stuck]}))
     assert shown["containerStatuses"][0]["state"]["waiting"] == waiting
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"startTime": "yesterday"},
+        {"startTime": "2026-11-17T25:00:00Z"},
+        {"containerStatuses": [{**MAIN, "restartCount": 2**31}]},
+        {"containerStatuses": [{**MAIN, "state": {"terminated": {"exitCode": 2**40}}}]},
+        {"containerStatuses": [{**MAIN, "state": {"terminated": {"exitCode": 0, "finishedAt": ""}}}]},
+        {"conditions": [{**READY, "lastTransitionTime": "2026-13-01T00:00:00Z"}]},
+        {"containerStatuses": [{**MAIN, "name": "x" * 600}]},
+    ],
+)
+def test_a_status_that_an_api_server_would_refuse_ends_the_pod_all_the_same(status: dict[str, Any]) -> None:
+    """A member's API server may be anything: what this one refuses must not keep a pod from ending here."""
+    copy = {"phase": "Failed", **status}
+    final = final_patch(
+        read_status(raw({"phase": "Running"})), read_status(raw(copy)), cluster="east", node="n1", logs="", now=NOW
+    )
+    assert final["phase"] == "Failed"
+    assert set(final) <= {"phase", "reason", "message", "conditions"}
+
+
+def test_words_of_a_member_are_one_line_for_a_terminal() -> None:
+    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no\x1b]0;x\x07\nroom"}
+    assert unschedulable(read_status(raw({"conditions": [said]}))) == "no ]0;x  room"

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from tests.clusters.joined import NAMESPACE, Joined, admin
-from tests.clusters.referring import CASES, Referring, referring
+from tests.clusters.referring import CASES, Referring, prepare_member, referring
 from tests.testbed.apiserver import ApiServer
 from tests.testbed.control_plane import own_control_plane
 from tests.testbed.processes import Run
@@ -19,6 +19,7 @@ def joined(testbed_run: Run) -> Iterator[Joined]:
     with own_control_plane(testbed_run, "references-member") as plane:
         made = Joined(home, plane.api)
         made.prepare()
+        asyncio.run(prepare_member(admin(plane.api)))
         made.join("west")
         yield made
     home.stop()
@@ -27,7 +28,7 @@ def joined(testbed_run: Run) -> Iterator[Joined]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_references(joined: Joined, case: Callable[[Referring], Awaitable[None]]) -> None:
     async def play() -> None:
-        async with referring(admin(joined.home), admin(joined.member), NAMESPACE) as site:
+        async with referring(admin(joined.home), admin(joined.member), NAMESPACE, on="real") as site:
             await case(site)
 
     asyncio.run(play())

@@ -131,6 +131,13 @@ def _now() -> str:
 @click.option("--scheduler-namespace", default="", metavar="NAME", help="Where Shoal is there; else it is looked for.")
 @click.option("--cost", type=click.FloatRange(-1e6, 1e6), default=0.0, help="What a card costs there.")
 @click.option("--preference", type=click.FloatRange(-1e6, 1e6), default=0.0, help="How much it is preferred.")
+@click.option(
+    "--pod-account",
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    help="ServiceAccount of dispatched pods, in each namespace there; they get no token of it.",
+)
 @click.option("--offer-url", default="", metavar="URL", help="Ask its scheduler there, and not through its API server.")
 @click.option(
     "--offer-ca", type=click.Path(path_type=Path), metavar="FILE", help="Who signed that server's certificate."
@@ -150,6 +157,7 @@ def join(
     scheduler_namespace: str,
     cost: float,
     preference: float,
+    pod_account: str,
     offer_url: str,
     offer_ca: Path | None,
     token_lifetime: int | None,
@@ -182,6 +190,7 @@ def join(
                 proxy=_written_proxy(both.member),
                 cost=cost,
                 preference=preference,
+                pod_account=pod_account,
                 offer_url=offer_url,
                 offer_authority=authority,
                 token_seconds=token_lifetime or 0,

@@ -9,9 +9,9 @@ condition shoal.dev/Dispatched of their pod.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,6 +37,8 @@ class Explanation:
     sent: str
     choice: ClusterChoice
     gpus: int
+    #: What is wrong with clusters that are used all the same, by name.
+    problems: Mapping[str, str] = field(default_factory=dict)
 
 
 def explain_command(open_members: OpenMembers) -> click.Command:
@@ -79,6 +81,8 @@ async def _explained(
     connection: ClusterConnection, open_members: OpenMembers, name: str, namespace: str, manager_namespace: str
 ) -> Explanation:
     from shoal.analysis.installed import namespace_of
+    from shoal.clusters.members import cluster_uid
+    from shoal.clusters.overview import unguarded
     from shoal.kube.client import Client
     from shoal.kube.resources import PODS
     from shoal.model.contract.clusters import NAME_MANAGER
@@ -89,7 +93,9 @@ async def _explained(
         others = (await client.list(PODS.raw, namespace=namespace)).items
         manager = manager_namespace or await namespace_of(client, NAME_MANAGER)
         async with open_members(client, manager) as table:
-            return await explained(pod, others, table)
+            found = await explained(pod, others, table)
+            problems = await unguarded(await cluster_uid(client), table.members.values())
+            return replace(found, problems=problems)
 
 
 async def explained(pod: RawObject, others: list[RawObject], table: MemberTable) -> Explanation:
@@ -125,7 +131,8 @@ def shown(found: Explanation) -> str:
     sent = f"it was sent to {found.sent}; now " if found.sent else ""
     best = f"the choice is {choice.cluster}" if choice.cluster else f"it waits: {choice.why}"
     words = f"pod {found.pod}: {sent}{best}"
-    return "\n".join([words, "", aligned(rows), *keti_lines(choice, gpus=found.gpus)])
+    problems = [f"{name}: {why}" for name, why in found.problems.items()]
+    return "\n".join([words, "", aligned(rows), *problems, *keti_lines(choice, gpus=found.gpus)])
 
 
 def document(found: Explanation) -> dict[str, Any]:
@@ -139,6 +146,7 @@ def document(found: Explanation) -> dict[str, Any]:
             {"name": row.cluster, "score": row.score, "why": row.why, "trial": row.trial}
             for row in found.choice.ranking
         ],
+        "problems": dict(found.problems),
     }
 
 

@@ -312,12 +312,22 @@ class Dispatching:
                 sent = sent_of(turn.home)
                 fence = 0 if sent is None else sent.fence
                 origin = CopyOrigin(cluster=self._home_cluster, uid=turn.uid, attempt=step.attempt, fence=fence)
-                return await execute.create_copy(client, turn.home, origin)
+                return await self._create(turn, origin)
         assert isinstance(copy, DispatchedPod)
         if step.call is DispatchCall.OPEN_COPY:
             missing = await self._supply(turn, copy)
             return missing or await execute.open_copy(client, copy)
         return await _remove(client, copy, step.call)
+
+    async def _create(self, turn: _Turn, origin: CopyOrigin) -> CallAnswer:
+        """Create the dispatched pod, using what the member's namespace lets it use."""
+        assert turn.watch is not None
+        member = turn.watch.member
+        try:
+            terms = await self._copies.terms(member, turn.key[0])
+        except KubeError as error:
+            return CallAnswer(CallResult.SILENT, why=str(error))
+        return await execute.create_copy(member.client, turn.home, origin, terms, pod_account=member.pod_account)
 
     async def _supply(self, turn: _Turn, copy: DispatchedPod) -> CallAnswer | None:
         """Have the ConfigMaps and Secrets there that a pod names, where they are copied; None if all is well."""
@@ -565,7 +575,7 @@ class Dispatching:
         self._queue.add_after(key, pause)
 
     def _tell(self, about: DispatchedPod, kind: EventType, reason: str, message: str) -> None:
-        self._recorder.record(reference_to(PODS, about), kind, reason, message)
+        self._recorder.record(reference_to(PODS, about), kind, reason, mirror.one_line(message))
 
 
 def _logs(key: Key) -> str:

@@ -57,6 +57,8 @@ class ClusterEntry:
     preference: float = 0.0
     #: Where Shoal's scheduler is there.
     namespace: str = DEFAULT_NAMESPACE
+    #: The ServiceAccount of dispatched pods there.
+    pod_account: str = clusters.DEFAULT_POD_ACCOUNT
     #: A direct way to that scheduler, and the certificates that its own is signed with.
     offer_url: str = ""
     offer_authority: bytes = field(default=b"", repr=False)
@@ -149,6 +151,7 @@ def secret_entry(secret: Secret, *, environ: Mapping[str, str]) -> ClusterEntry:
             cost=_weight(meta.annotations, clusters.ANNOTATION_COST, where),
             preference=_weight(meta.annotations, clusters.ANNOTATION_PREFERENCE, where),
             namespace=_text(meta.annotations, clusters.ANNOTATION_SCHEDULER_NAMESPACE, DEFAULT_NAMESPACE),
+            pod_account=_text(meta.annotations, clusters.ANNOTATION_POD_ACCOUNT, clusters.DEFAULT_POD_ACCOUNT),
             offer_url=_offer_url(meta.annotations, where),
             offer_authority=_content(secret, clusters.KEY_OFFER_AUTHORITY, where),
         )

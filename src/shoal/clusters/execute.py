@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from shoal.clusters.copies import DISPATCHED_PODS, DispatchedPod, copy_of, gates_of, whole
 from shoal.clusters.dispatch import Absent
+from shoal.clusters.opened import NamespaceTerms, with_terms
 from shoal.kube.client import Client
 from shoal.kube.errors import (
     AlreadyExistsError,
@@ -123,13 +124,16 @@ async def _write_home(
 # In the member
 
 
-async def create_copy(client: Client, home: DispatchedPod, origin: CopyOrigin) -> CallAnswer:
+async def create_copy(
+    client: Client, home: DispatchedPod, origin: CopyOrigin, terms: NamespaceTerms, *, pod_account: str
+) -> CallAnswer:
     """CREATE_COPY. A pod of that name that is there already is shown as it is: ours is as good as made now."""
     manifest = whole(home)
     assert manifest is not None, "the whole pod is read before"
     meta = home.metadata
+    copy = with_terms(copy_of(manifest, origin), terms, home=origin.cluster, pod_account=pod_account)
     try:
-        return CallAnswer(CallResult.DONE, await client.create(DISPATCHED_PODS, copy_of(manifest, origin)))
+        return CallAnswer(CallResult.DONE, await client.create(DISPATCHED_PODS, copy))
     except AlreadyExistsError:
         return await read(client, meta.namespace, meta.name)
     except _REFUSALS as error:

@@ -2,7 +2,8 @@
 
 Pure: objects out, nothing is written here (`shoal.clusters.joining` does). RBAC cannot tell one pod from another: the
 account may write pods, and admission policies say which: those that carry its home's identity, made behind a gate, in
-namespaces that accept copies; of these it takes the gate and sets or takes the finalizer, and nothing else. Others may
+namespaces that accept copies, using what those open to them (`shoal.clusters.opened`); of these it takes the gate and
+sets or takes the finalizer, and nothing else. Others may
 not make pods that claim to be its copies, nor open them, unless they may `write` the resource `copies` of `shoal.dev`
 in the whole cluster, which administrators may. What it reads cannot be narrowed like this: it can read all pods.
 
@@ -19,6 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
+from shoal.clusters import opened
 from shoal.clusters.errors import JoinError
 from shoal.kube.resources import RawObject, Resource
 from shoal.model.contract import clusters
@@ -49,6 +51,8 @@ ANNOTATION_ACCOUNT: Final = "kubernetes.io/service-account.name"
 #: Names that are the name of an object and the value of a label at once.
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,48}[a-z0-9])?", re.ASCII).fullmatch
 _UID: Final = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII).fullmatch
+#: Names of ServiceAccounts and PriorityClasses.
+_OBJECT_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII).fullmatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +61,21 @@ class ManagerAccount:
 
     home: str
     namespace: str = "kube-system"
+    #: The ServiceAccount of dispatched pods.
+    pod_account: str = clusters.DEFAULT_POD_ACCOUNT
+    #: The member's PriorityClass with globalDefault: its API server gives it to pods without one. Empty: there is none.
+    default_priority: str = ""
 
     def __post_init__(self) -> None:
         # It becomes part of names and of CEL.
         if not _UID(self.home):
             raise JoinError(f"{self.home[:80]!r} is no UID of a cluster: see kubectl get namespace kube-system -o yaml")
+        if not _OBJECT_NAME(self.pod_account):
+            raise JoinError(
+                f"{self.pod_account[:80]!r} is not the name of a ServiceAccount: correct --pod-account, such as default"
+            )
+        if self.default_priority and not _OBJECT_NAME(self.default_priority):
+            raise JoinError(f"{self.default_priority[:80]!r} is not the name of a PriorityClass: delete it there")
 
     @property
     def name(self) -> str:
@@ -284,6 +298,8 @@ def _pods_of_account(account: ManagerAccount) -> RawObject:
         [{**_PODS, "operations": ["CREATE", "UPDATE", "DELETE"]}],
         {"account": f"request.userInfo.username == '{account.user}'"},
         [
+            # First: of several refusals a server shows the first, and `join` looks for this one.
+            *opened.validations(account.home, making),
             {
                 "expression": f"{making}{_ACCEPTS}",
                 "messageExpression": _NOT_ACCEPTED,
@@ -322,6 +338,7 @@ def _pods_of_account(account: ManagerAccount) -> RawObject:
                 f"of a copy's spec a manager takes the scheduling gate {clusters.GATE_COPY} only",
             ),
         ],
+        opened.variables(account.pod_account, account.default_priority),
     )
 
 
@@ -453,6 +470,10 @@ def _references(account: ManagerAccount) -> RawObject:
                 "annotation and no finalizer",
             ),
             _says(
+                f"{making}{for_show} || object.metadata.name.startsWith('{opened.copied_prefix(account.home)}')",
+                f"the name of a copy of a ConfigMap or Secret begins with {opened.copied_prefix(account.home)}",
+            ),
+            _says(
                 f"{making}({for_show} || {owners}.size() > 0)",
                 "a copy of a ConfigMap or Secret is owned by the pods that name it",
             ),
@@ -462,9 +483,8 @@ def _references(account: ManagerAccount) -> RawObject:
                 "a copy of a ConfigMap or Secret is owned by pods alone, and controlled by none",
             ),
             _says(
-                f"request.operation == 'DELETE' || !(dyn(object).?type.orValue('') in [{types}]"
-                f" || object.metadata.name == '{clusters.UNCOPIED_CONFIG_MAP}')",
-                "tokens and a cluster's own certificates are not copied",
+                f"request.operation == 'DELETE' || !(dyn(object).?type.orValue('') in [{types}])",
+                "tokens are not copied",
             ),
             _says(
                 f"request.operation == 'CREATE' || oldObject{_LABEL} == '{account.home}'",
@@ -511,6 +531,8 @@ class JoinedAs:
     proxy: str = ""
     cost: float = 0.0
     preference: float = 0.0
+    #: The ServiceAccount of dispatched pods.
+    pod_account: str = clusters.DEFAULT_POD_ACCOUNT
     #: A direct way to its scheduler, and the certificates (PEM) that the scheduler's own is signed with.
     offer_url: str = ""
     offer_authority: bytes = b""
@@ -547,6 +569,7 @@ def home_secret(joined: JoinedAs, token: str) -> RawObject:
                 clusters.ANNOTATION_SCHEDULER_NAMESPACE: joined.scheduler_namespace,
                 clusters.ANNOTATION_COST: f"{joined.cost:g}",
                 clusters.ANNOTATION_PREFERENCE: f"{joined.preference:g}",
+                clusters.ANNOTATION_POD_ACCOUNT: joined.pod_account,
                 **direct,
             },
         },

@@ -32,17 +32,21 @@ from shoal.clusters.join import (
     token_secret,
 )
 from shoal.clusters.members import cluster_uid
+from shoal.clusters.opened import NO_TOKEN
 from shoal.kube.access.credentials import Access, Inline, StoredCredential
 from shoal.kube.client import Client
 from shoal.kube.codec import codec_of
 from shoal.kube.errors import ForbiddenError, KubeError, NotFoundError
 from shoal.kube.objects.others import Secret
-from shoal.kube.resources import LEASES, PODS, SECRETS, RawObject, meta_of
+from shoal.kube.resources import LEASES, PODS, SECRETS, RawObject, Resource, meta_of
 from shoal.model.contract import clusters
 from shoal.model.contract.clusters import NAMESPACE_MEMBERS
 
 _PAUSE: Final = 0.2
 _REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_PRIORITY_CLASSES: Final[Resource[RawObject]] = Resource(
+    "scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", dict, namespaced=False, whole=True
+)
 Say = Callable[[str], None]
 
 
@@ -59,6 +63,8 @@ class JoinWish:
     proxy: str = field(default="", repr=False)
     cost: float = 0.0
     preference: float = 0.0
+    #: The ServiceAccount of dispatched pods.
+    pod_account: str = clusters.DEFAULT_POD_ACCOUNT
     #: A direct way to its scheduler, and the certificates (PEM) that the scheduler's own is signed with; empty: through
     #: its API server.
     offer_url: str = ""
@@ -84,7 +90,9 @@ async def join(
     """Join a cluster. Both clients are administrators'. Raises KubeError."""
     check_name(wish.name)
     check_access(member.access, wish)
-    account = ManagerAccount(await cluster_uid(home), wish.scheduler_namespace)
+    account = ManagerAccount(
+        await cluster_uid(home), wish.scheduler_namespace, wish.pod_account, await _default_priority(member)
+    )
     uid = await cluster_uid(member)
     check_free(await joined_secrets(home, wish.namespace), wish.name, uid)
     await _apply(member, confinement(account), say)
@@ -102,6 +110,12 @@ async def join(
     say(f"Secret {wish.namespace}/{secret_name(wish.name)} is written at home")
     await _revoke_others(member, account, token.name)
     return JoinReport(wish.name, uid, account.home, account, notes)
+
+
+async def _default_priority(member: Client) -> str:
+    """The PriorityClass that the member's API server gives to pods without one; of several the lowest, as it does."""
+    found = [one for one in (await member.list(_PRIORITY_CLASSES)).items if one.get("globalDefault") is True]
+    return str(min(found, key=lambda one: int(one.get("value", 0)))["metadata"]["name"]) if found else ""
 
 
 def check_access(access: Access, wish: JoinWish) -> None:
@@ -239,6 +253,7 @@ def _joined_as(access: Access, wish: JoinWish, uid: str) -> JoinedAs:
         proxy=wish.proxy,
         cost=wish.cost,
         preference=wish.preference,
+        pod_account=wish.pod_account,
         offer_url=wish.offer_url,
         offer_authority=wish.offer_authority,
     )
@@ -289,9 +304,8 @@ async def _look(own: Client, account: ManagerAccount, uid: str) -> tuple[str, tu
                 notes.append(
                     f"{account.user} may {spelled(attributes)}, by rights that somebody else gave it: see RBAC"
                 )
-        for policy, path, body in _forbidden(account):
-            if not await _refused(own, policy, path, body):
-                return f"is not held by policy {policy}: look at kubectl get validatingadmissionpolicy -o yaml", ()
+        if policy := await unconfined(own, account):
+            return f"is not held by policy {policy}: look at kubectl get validatingadmissionpolicy -o yaml", ()
     except JoinError:
         raise
     except KubeError as error:
@@ -315,26 +329,29 @@ def review_allows(answer: bytes) -> bool:
     return isinstance(status, dict) and status.get("allowed") is True
 
 
-def _forbidden(account: ManagerAccount) -> list[tuple[str, str, RawObject]]:
-    """Writes that only a policy keeps the account from, tried without effect: the policy, the path, the object."""
+async def unconfined(own: Client, account: ManagerAccount) -> str:
+    """The policy that does not hold the account, or of which an earlier version does; empty if all hold.
+
+    Writes that only a policy refuses are tried without effect. Raises KubeError.
+    """
+    for policy, words, path, body in _forbidden(account):
+        try:
+            await own.request("POST", path, query={"dryRun": "All"}, body=body)
+        except ForbiddenError as error:
+            if policy in error.message and words in error.message:
+                continue
+        return policy
+    return ""
+
+
+def _forbidden(account: ManagerAccount) -> list[tuple[str, str, str, RawObject]]:
+    """Writes that only a policy refuses: the policy, words of its message, the path, the object."""
     pod = {
         "metadata": {"name": "shoal-join-check", "namespace": NAMESPACE_MEMBERS},
-        "spec": {
-            "serviceAccountName": account.name,
-            "automountServiceAccountToken": False,
-            "containers": [{"name": "none", "image": "none.invalid/none"}],
-        },
+        "spec": {"serviceAccountName": account.name, "containers": [{"name": "none", "image": "none.invalid/none"}]},
     }
     lease = {"metadata": {"name": "shoal-join-check", "namespace": NAMESPACE_MEMBERS}, "spec": {}}
     return [
-        (f"{account.name}-copies", PODS.path(namespace=NAMESPACE_MEMBERS), pod),
-        (f"{account.name}-leases", LEASES.path(namespace=NAMESPACE_MEMBERS), lease),
+        (f"{account.name}-copies", NO_TOKEN, PODS.path(namespace=NAMESPACE_MEMBERS), pod),
+        (f"{account.name}-leases", "", LEASES.path(namespace=NAMESPACE_MEMBERS), lease),
     ]
-
-
-async def _refused(own: Client, policy: str, path: str, body: RawObject) -> bool:
-    try:
-        await own.request("POST", path, query={"dryRun": "All"}, body=body)
-    except ForbiddenError as error:
-        return policy in error.message
-    return False

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from shoal.kube.client import Client
+from shoal.model.contract.clusters import DEFAULT_POD_ACCOUNT
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,15 @@ class Member:
     client: Client
     #: It is the cluster in which the manager runs.
     own: bool = False
+    #: It was joined by `shoal clusters join`, so that a policy confines the manager's account there.
+    joined: bool = False
     #: Weights of the choice: what a card costs there, and how much it is preferred.
     cost: float = 0.0
     preference: float = 0.0
     #: Where Shoal's scheduler is there: the namespace of `shoal-room` and of the Service `shoal-offer`.
     namespace: str = "kube-system"
+    #: The ServiceAccount of dispatched pods.
+    pod_account: str = DEFAULT_POD_ACCOUNT
     #: Where its scheduler is asked for offers, https://HOST:PORT, and the certificates (PEM) that its own is signed
     #: with; empty: through its API server.
     offer_url: str = ""

@@ -528,9 +528,11 @@ class Members:
             one.uid,
             client,
             own=one.uid == self.home_uid,
+            joined=bool(entry.uid),
             cost=entry.cost,
             preference=entry.preference,
             namespace=entry.namespace,
+            pod_account=entry.pod_account,
             offer_url=entry.offer_url,
             offer_authority=entry.offer_authority,
         )

@@ -30,7 +30,15 @@ MAX_MESSAGE: Final = 1024
 
 _Word = Annotated[str, msgspec.Meta(max_length=512)]
 _Text = Annotated[str, msgspec.Meta(max_length=32 * 1024)]
-_Time = Annotated[str, msgspec.Meta(max_length=64)]
+#: As an API server takes it: one that this cluster's refused would keep the pod from ending here.
+_Time = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"\A[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+        r"(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})\Z"
+    ),
+]
+_Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 class _Running(Base, frozen=True, kw_only=True):
@@ -43,8 +51,8 @@ class _Waiting(Base, frozen=True, kw_only=True):
 
 
 class _Terminated(Base, frozen=True, kw_only=True, omit_defaults=False):
-    exit_code: int = 0
-    signal: int = 0
+    exit_code: _Int32 = 0
+    signal: _Int32 = 0
     reason: _Word = ""
     message: _Text = ""
     started_at: _Time | None = None
@@ -63,7 +71,7 @@ class _Container(Base, frozen=True, kw_only=True, omit_defaults=False):
     state: _State = _State()
     last_state: _State = _State()
     ready: bool = False
-    restart_count: int = 0
+    restart_count: _Int32 = 0
     image: _Word = ""
     image_id: _Word = msgspec.field(default="", name="imageID")
     container_id: _Word = msgspec.field(default="", name="containerID")
@@ -154,7 +162,7 @@ def _told(copy: MirroredStatus, *, cluster: str, node: str, logs: str) -> list[_
     else:
         message = f"in cluster {cluster}, without a node yet"
         why = unschedulable(copy)
-        message = _short(f"{message}: {why}" if why else message)
+        message = one_line(f"{message}: {why}" if why else message)
     told.append(_Condition(type=CONDITION_DISPATCHED, status="True", reason=REASON_DISPATCHED, message=message))
     return told
 
@@ -163,7 +171,7 @@ def unschedulable(copy: MirroredStatus) -> str:
     """Why a copy has no node, in the words of its scheduler; empty while nobody has said."""
     for one in copy.conditions:
         if one.type == SCHEDULED and one.status == "False" and one.reason == "Unschedulable":
-            return _short(one.message or one.reason)
+            return one_line(one.message or one.reason)
     return ""
 
 
@@ -182,7 +190,7 @@ def silent_patch(home: MirroredStatus, message: str, now: datetime.datetime) -> 
 def _dispatched_patch(
     home: MirroredStatus, status: str, reason: str, message: str, now: datetime.datetime
 ) -> dict[str, Any] | None:
-    told = _Condition(type=CONDITION_DISPATCHED, status=status, reason=reason, message=_short(message))
+    told = _Condition(type=CONDITION_DISPATCHED, status=status, reason=reason, message=one_line(message))
     conditions = _conditions(home, [told], now)
     return _builtins({"conditions": conditions}) if conditions else None
 
@@ -261,5 +269,7 @@ def _container(status: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in status.items() if value is not None}
 
 
-def _short(message: str) -> str:
+def one_line(message: str) -> str:
+    """Words that may be a member's, as one line that a terminal can show."""
+    message = "".join(letter if letter.isprintable() else " " for letter in message)
     return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"

@@ -6,12 +6,14 @@ It asks as the caller and now. Since when a manager has not heard of a cluster i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from shoal.clusters.entries import readable
+from shoal.clusters.join import ManagerAccount
+from shoal.clusters.joining import unconfined
 from shoal.clusters.member import Health, Member, MemberState
 from shoal.clusters.members import Members
 from shoal.kube.client import Client
@@ -103,7 +105,30 @@ async def overview(members: Members, record: SilenceRecord | None = None) -> Clu
         ClusterRow(states[name], known.get(name), room, silences.get(states[name].uid))
         for name, room in zip(names, readings, strict=True)
     )
-    return ClustersOverview(tuple(rows), dict(members.problems))
+    problems = {**await unguarded(members.home_uid, known.values()), **members.problems}
+    return ClustersOverview(tuple(rows), problems)
+
+
+async def unguarded(home: str, members: Iterable[Member]) -> dict[str, str]:
+    """Joined clusters whose policy does not confine dispatched pods, by name, with the fix.
+
+    `home` is the identity of the manager's cluster. A cluster that does not answer is left out.
+    """
+    asked = [one for one in members if one.joined and not one.own]
+    found = await asyncio.gather(*(_is_unguarded(home, one) for one in asked))
+    return {
+        one.name: "no policy there confines dispatched pods to what their namespace opens, or one of an earlier "
+        f"version does: run shoal clusters join {one.name} again"
+        for one, lacking in zip(asked, found, strict=True)
+        if lacking
+    }
+
+
+async def _is_unguarded(home: str, member: Member) -> bool:
+    try:
+        return bool(await unconfined(member.client, ManagerAccount(home)))
+    except KubeError:
+        return False
 
 
 async def _reading(member: Member | None) -> RoomReading:

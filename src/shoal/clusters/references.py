@@ -3,7 +3,8 @@
 Both namespaces have to ask by a label, and each cluster has to give the right: home to read, the member to make.
 Secrets are looked for without being read, by making them without effect; the manager reads no ConfigMap or Secret of a
 member but its own copies. A copy is owned by the pods that name it, so that the member's garbage collector removes it
-with the last of them; nothing is deleted here. What is there and is not a copy of ours is used as it is.
+with the last of them; nothing is deleted here. A copy has a name of its own (`opened.copied_name`), so that it
+takes no other object's place; what a namespace opens to dispatched pods is used there as it is.
 
 What a pod names is always read from the pod at home, never from its copy, which others can write.
 """
@@ -11,6 +12,7 @@ What a pod names is always read from the pod at home, never from its copy, which
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +25,7 @@ import msgspec
 from shoal.clusters import execute
 from shoal.clusters.copies import DispatchedPod, Reference, references, whole
 from shoal.clusters.member import Member
+from shoal.clusters.opened import NamespaceTerms, copied_name, entry, may_use
 from shoal.kube.client import Client
 from shoal.kube.codec import codec_of
 from shoal.kube.errors import (
@@ -36,7 +39,7 @@ from shoal.kube.errors import (
     KubeError,
     NotFoundError,
 )
-from shoal.kube.objects.meta import Object
+from shoal.kube.objects.meta import Object, ObjectMeta
 from shoal.kube.resources import NAMESPACES, PODS, Key, RawObject, Resource
 from shoal.model.bounded_cache import BoundedCache
 from shoal.model.contract import clusters
@@ -57,6 +60,7 @@ _LABEL_SECONDS: Final = 10.0
 #: A copy that has not changed at home is looked at again after so long: somebody may have changed or deleted it.
 _WHOLE_SECONDS: Final = 300.0
 _TRIES: Final = 5
+_MOST_NAMES: Final = 20
 _REFUSED: Final = (BadRequestError, ForbiddenError, InvalidError, NotFoundError)
 
 
@@ -112,7 +116,7 @@ class ReferenceCopies:
         self._home = home
         self._home_cluster = home_cluster
         self._clock = clock
-        self._labels: BoundedCache[tuple[str, str], tuple[float, bool]] = BoundedCache(_REMEMBERED)
+        self._namespaces: BoundedCache[tuple[str, str], tuple[float, ObjectMeta]] = BoundedCache(_REMEMBERED)
         self._places: BoundedCache[tuple[str, str, Reference], _Place] = BoundedCache(_REMEMBERED)
         #: What pods that were sent name, by their UID.
         self._named: dict[str, tuple[Reference, ...]] = {}
@@ -121,15 +125,17 @@ class ReferenceCopies:
     # Looking
 
     async def lacks(self, member: Member, namespace: str, one: Reference) -> str:
-        """That a member has not what a pod names and gets no copy of it, in words; empty also where nobody may look."""
-        if await self._is_there(member.client, namespace, one) is not False:
-            return ""
+        """Why a pod may not or cannot use what it names in a member, with the fix; empty also where nobody may look."""
         name = f"{one.kind} {shown(one.name)}"
-        if not one.has_content or not await self._asked(member, namespace):
-            return name
+        terms = await self.terms(member, namespace)
+        if terms.opens(entry(one)) or (one.plural == "serviceaccounts" and one.name == member.pod_account):
+            there = await self._is_there(member.client, namespace, one)
+            return f"{name} does not exist: create it" if there is False else ""
+        if not (one.has_content and terms.copies):
+            return _not_open(namespace, one)
         async with self._transfers:
             found = await self._original(namespace, one)
-        return f"{name} ({found})" if isinstance(found, str) else ""
+        return f"{name} {found}" if isinstance(found, str) else ""
 
     async def _is_there(self, client: Client, namespace: str, one: Reference) -> bool | None:
         """None where nobody may look, or nobody answers."""
@@ -165,10 +171,11 @@ class ReferenceCopies:
         Raises KubeError if somebody does not answer.
         """
         meta = copy.metadata
-        needed = [one for one in references(pod) if one.has_content]
-        spare = [one for one in references(pod, optional=True) if one.has_content]
-        if not (needed or spare) or not await self._asked(member, meta.namespace):
-            return ""
+        terms = await self.terms(member, meta.namespace)
+        needed = _copied(references(pod), terms)
+        spare = _copied(references(pod, optional=True), terms)
+        if not terms.copies:
+            return "; ".join(_not_open(meta.namespace, one) for one in needed[:_MOST_NAMES])
         if len(needed) + len(spare) > MAX_REFERENCES:
             return f"it names more than {MAX_REFERENCES} ConfigMaps and Secrets: put them into fewer"
         self._named[str(pod["metadata"]["uid"])] = (*needed, *spare)
@@ -195,6 +202,7 @@ class ReferenceCopies:
     ) -> str:
         """Have the content of the original there, owned by these; why not, in words."""
         original = await self._original(namespace, one)
+        one = dataclasses.replace(one, name=copied_name(self._home_cluster, one.name))
         if isinstance(original, str):
             there = await self._is_there(member.client, namespace, one)
             return original if there is False else ""
@@ -271,23 +279,26 @@ class ReferenceCopies:
 
     # At home
 
-    async def _asked(self, member: Member, namespace: str) -> bool:
-        """Whether the namespace asks for copies at home, and in the member."""
-        return await self._has_label(
-            self._home, self._home_cluster, namespace, clusters.LABEL_COPIES_REFERENCES
-        ) and await self._has_label(member.client, member.uid, namespace, clusters.LABEL_ACCEPTS_REFERENCES)
+    async def terms(self, member: Member, namespace: str) -> NamespaceTerms:
+        """What a member's namespace lets dispatched pods use. Raises KubeError if somebody does not answer."""
+        there = await self._namespace(member.client, member.uid, namespace)
+        copies = there.labels.get(clusters.LABEL_ACCEPTS_REFERENCES) == clusters.ENABLED
+        if copies:
+            here = await self._namespace(self._home, self._home_cluster, namespace)
+            copies = here.labels.get(clusters.LABEL_COPIES_REFERENCES) == clusters.ENABLED
+        return NamespaceTerms(may_use(there.annotations), copies)
 
-    async def _has_label(self, client: Client, cluster: str, namespace: str, label: str) -> bool:
-        known = self._labels.get((cluster, namespace))
+    async def _namespace(self, client: Client, cluster: str, namespace: str) -> ObjectMeta:
+        """The metadata of a namespace; empty if it is not there, or may not be read."""
+        known = self._namespaces.get((cluster, namespace))
         if known is not None and known[0] > self._clock():
             return known[1]
         try:
-            found = await client.get(NAMESPACES, namespace)
-            has = found.metadata.labels.get(label) == clusters.ENABLED
+            found = (await client.get(NAMESPACES, namespace)).metadata
         except (ForbiddenError, NotFoundError):
-            has = False
-        self._labels.put((cluster, namespace), (self._clock() + _LABEL_SECONDS, has))
-        return has
+            found = ObjectMeta()
+        self._namespaces.put((cluster, namespace), (self._clock() + _LABEL_SECONDS, found))
+        return found
 
     async def _original(self, namespace: str, one: Reference) -> _Content | str:
         """What shall be copied, or why it cannot be, in words. Raises KubeError if home does not answer."""
@@ -301,7 +312,7 @@ class ReferenceCopies:
             return f"home does not let it be read: {error.message}"
         except AnswerError as error:
             return f"cannot be read at home: {error}"
-        return _never_copied(one, found) or found
+        return _never_copied(found) or found
 
     # Keeping up
 
@@ -311,11 +322,12 @@ class ReferenceCopies:
         members: dict[str, Member] = {}
         seen: set[str] = set()
         for pod in list(sent):
-            if not await self._asks(pod):
+            terms = await self._terms_if_known(pod)
+            if not terms.copies:
                 continue
             seen.add(pod.uid)
             members[pod.member.uid] = pod.member
-            for one in await self._named_by(pod):
+            for one in _copied(await self._named_by(pod), terms):
                 used.setdefault((pod.member.uid, pod.key[0], one), {})[pod.copy] = pod.key[1]
         for uid in self._named.keys() - seen:
             del self._named[uid]
@@ -328,11 +340,11 @@ class ReferenceCopies:
                 name = members[cluster].name
                 log.warning("cluster %s: %s %s/%s is not kept up: %s", name, one.kind, namespace, one.name, why)
 
-    async def _asks(self, pod: SentPod) -> bool:
+    async def _terms_if_known(self, pod: SentPod) -> NamespaceTerms:
         try:
-            return await self._asked(pod.member, pod.key[0])
+            return await self.terms(pod.member, pod.key[0])
         except KubeError:
-            return False
+            return NamespaceTerms()
 
     async def _named_by(self, pod: SentPod) -> tuple[Reference, ...]:
         """What a pod names, as its manager knows from sending it, or reads of it when it was started anew."""
@@ -354,19 +366,29 @@ class ReferenceCopies:
             return await self._write(place, member, namespace, one, owners)
 
 
+def _copied(named: Iterable[Reference], terms: NamespaceTerms) -> list[Reference]:
+    """Those of which the pod uses a copy: what the member's namespace opens is used there as it is."""
+    return [one for one in named if one.has_content and not terms.opens(entry(one))]
+
+
+def _not_open(namespace: str, one: Reference) -> str:
+    return (
+        f"{one.kind} {shown(one.name)} is not open to dispatched pods: add {entry(one)} to annotation "
+        f"{clusters.ANNOTATION_MAY_USE} of namespace {namespace} there"
+    )
+
+
 def _owned_by(owners: Mapping[str, str]) -> list[dict[str, Any]]:
     return [
         {"apiVersion": PODS.api_version, "kind": PODS.kind, "name": name, "uid": uid} for uid, name in owners.items()
     ]
 
 
-def _never_copied(one: Reference, found: _Content) -> str:
+def _never_copied(found: _Content) -> str:
     if found.type in clusters.UNCOPIED_SECRET_TYPES:
         return f"is of type {found.type}, which is never copied: create one there"
     if clusters.LABEL_CLUSTER in found.metadata.labels:
         return f"has label {clusters.LABEL_CLUSTER}: the credentials of a cluster are never copied"
-    if one.plural == "configmaps" and one.name == clusters.UNCOPIED_CONFIG_MAP:
-        return "is each cluster's own, and never copied"
     return ""
 
 

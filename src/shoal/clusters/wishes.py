@@ -149,7 +149,7 @@ class Wishes:
         return "; ".join(said[:_MOST_NAMES]) or "no cluster is joined: join one with `shoal clusters join`"
 
     async def _missing(self, member: Member, namespace: str, needed: tuple[Reference, ...]) -> str:
-        """What a pod names and the member does not have, in words; empty if all is there or nobody may look."""
+        """What a pod names and may not or cannot use in the member, in words; empty if nothing, or nobody may look."""
         lacking = []
         for one in needed:
             place = (member.uid, namespace, one)
@@ -164,7 +164,7 @@ class Wishes:
                 self._looked.put(place, self._clock() + _LOOKED_SECONDS)
         if not lacking:
             return ""
-        return f"namespace {namespace} has no {', '.join(lacking[:_MOST_NAMES])}: create it in cluster {member.name}"
+        return f"in namespace {namespace}: {'; '.join(lacking[:_MOST_NAMES])}"
 
 
 def _unknown(selector: ClusterSelector, members: Mapping[str, Member], problems: Mapping[str, str]) -> str:

@@ -37,6 +37,13 @@ CONDITION_DISPATCHED: Final = "shoal.dev/Dispatched"
 LABEL_ACCEPTS: Final = "shoal.dev/accepts-copies"
 #: On such a namespace: the ConfigMaps and Secrets that copies name may be copied here with them.
 LABEL_ACCEPTS_REFERENCES: Final = "shoal.dev/accepts-references"
+#: On such a namespace: what dispatched pods may use there, as PLURAL/NAME separated by commas, such as
+#: `secrets/registry,serviceaccounts/trainer`.
+ANNOTATION_MAY_USE: Final = "shoal.dev/dispatched-pods-may-use"
+#: The ServiceAccount of dispatched pods where `shoal clusters join` names no other.
+DEFAULT_POD_ACCOUNT: Final = "default"
+#: How the names of copied ConfigMaps and Secrets begin; the identity of the cluster they came from follows.
+NAME_COPIED_PREFIX: Final = "shoal-copied."
 #: The gate of a copy until home was read again, and its finalizer from then on.
 GATE_COPY: Final = "shoal.dev/dispatch"
 FINALIZER_COPY: Final = "shoal.dev/copy"
@@ -97,6 +104,8 @@ ANNOTATION_OFFER_URL: Final = "shoal.dev/offer-url"
 #: On such a Secret: the identity of the cluster that was joined, and where Shoal's scheduler is there.
 ANNOTATION_CLUSTER_UID: Final = "shoal.dev/cluster-uid"
 ANNOTATION_SCHEDULER_NAMESPACE: Final = "shoal.dev/scheduler-namespace"
+#: On such a Secret: the ServiceAccount as which dispatched pods run there.
+ANNOTATION_POD_ACCOUNT: Final = "shoal.dev/pod-account"
 #: The keys of such a Secret: how its API server is reached, and with what certificates that direct way is signed.
 KEY_KUBECONFIG: Final = "kubeconfig"
 KEY_OFFER_AUTHORITY: Final = "offer-ca.crt"
