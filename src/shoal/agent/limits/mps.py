@@ -189,6 +189,21 @@ class Mps:
 
     # Containers
 
+    async def terminate(self, belongs: Callable[[int], bool]) -> int:
+        """End the clients whose processes belong to somebody, by PID on the host, in order; how many were ended.
+
+        A client that is killed while it computes leaves its server, and so its neighbours, in an undefined state.
+        """
+        ended = 0
+        for process in await control.list_processes(self.daemon):
+            for pid in filter(belongs, process.numbers):
+                try:
+                    await control.terminate_process(self.daemon, process, pid)
+                    ended += 1
+                except MpsRefusalError as error:
+                    log.warning("the MPS client with PID %d is not terminated: %s", pid, error)
+        return ended
+
     def server(self, gpus: frozenset[str]) -> str:
         """The name of the server for containers with these GPUs."""
         return SERVER if self._exclusive else server_of(gpus)
