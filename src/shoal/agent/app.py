@@ -11,7 +11,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -34,6 +34,7 @@ from shoal.agent.device_plugin.start_check import StartCheck
 from shoal.agent.errors import RefusedError
 from shoal.agent.health.node_health import NodeHealth
 from shoal.agent.limits import NO_LIMITS, ShareLimits, node_limits
+from shoal.agent.limits.endings import ClientEndings
 from shoal.agent.limits.node_limits import MpsConsents, NodeLimits
 from shoal.agent.limits.reports import LimitReports
 from shoal.agent.node.annotations import PodAnnotations
@@ -51,6 +52,7 @@ from shoal.kube.access.credentials import Access
 from shoal.kube.claims_api import ClaimsApi
 from shoal.kube.client import Client
 from shoal.kube.events import Recorder, reference_to
+from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import NODES
 from shoal.kubelet.api import deviceplugin_pb2 as api
 from shoal.kubelet.host_paths import HostPaths
@@ -189,10 +191,20 @@ class Agent:
             tasks.append(group.create_task(annotations.run(), name="annotations"))
             tasks.append(group.create_task(self.health.run(), name="health"))
             tasks.append(group.create_task(limits.run(), name="limits"))
+            if limits.mps is not None:
+                endings = ClientEndings(limits.mps, self._with_gpus, self._paths.proc)
+                tasks.append(group.create_task(endings.run(), name="endings"))
             if len(claims) or self.config.claims:
                 tasks.append(group.create_task(self._drive(claims, strategy), name="driver"))
             self._begun()
             await asyncio.Event().wait()
+
+    def _with_gpus(self) -> Iterator[Pod]:
+        """The pods that have GPUs, by whatever mechanism, or other claims."""
+        for known in self.pods:
+            pod = known.pod
+            if known.holding.resources or pod.spec.resource_claims or pod.status.extended_resource_claim_status:
+                yield pod
 
     def _build_limits(self, strategy: DeviceListStrategy) -> NodeLimits:
         def changed() -> None:

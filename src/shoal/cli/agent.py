@@ -69,6 +69,7 @@ _LOOK_SECONDS = 5.0
 @click.option("--host-plugins", type=_FOLDER, metavar="DIR", help="Where kubelet sees them.")
 @click.option("--cdi", type=_FOLDER, multiple=True, metavar="DIR", help="CDI specs; the last is written to.")
 @click.option("--dev", type=_FOLDER, metavar="DIR", help="Where the host's device nodes are seen.")
+@click.option("--proc", type=_FOLDER, metavar="DIR", help="Where the host's /proc is mounted.")
 @click.option("--host-dev", type=_FOLDER, metavar="DIR", help="Where they are on the host; /dev unless given.")
 @click.option("--mps-only", is_flag=True, help="Keep the MPS daemon running, and do nothing else.")
 @click.option("--cleanup", is_flag=True, help="Remove all that the agent has left on the node, and end.")
@@ -85,6 +86,7 @@ def agent(
     cdi: tuple[Path, ...],
     dev: Path | None,
     host_dev: Path | None,
+    proc: Path | None,
     mps_only: bool,
     cleanup: bool,
     log_level: str,
@@ -120,6 +122,7 @@ def agent(
         "cdi": cdi or None,
         "dev": dev,
         "host_dev": host_dev,
+        "proc": proc,
     }
     paths = HostPaths(**{name: place for name, place in places.items() if place is not None})  # type: ignore[arg-type]
     try:

@@ -56,6 +56,7 @@ _BELOW_NORMAL: Final = "1"
 _LEAST_CELLS: Final = 7
 _NAME: Final = re.compile(r"[a-z0-9_]{1,64}")
 _UUID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,79}")
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}")
 _UUID_PREFIX: Final = "GPU-"
 _FAULT: Final = "FAULT"
 _MEMORY: Final = re.compile(r"(?:[0-9]+=)?(?P<amount>[1-9][0-9]{0,14})(?P<unit>[MG])")
@@ -240,6 +241,41 @@ async def _gone(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class MpsProcess:
+    """A client's process as the daemon lists it: numbers, one of which is its PID; in protocol 2 its server's PID."""
+
+    numbers: tuple[int, ...]
+    server: str = ""
+
+
+async def list_processes(daemon: MpsDaemon) -> tuple[MpsProcess, ...]:
+    """The processes of all clients."""
+    if daemon.protocol == 3:
+        rows = (await daemon.tell(("client", "list", "--all", _CSV))).splitlines()
+        return tuple(MpsProcess(tuple(int(cell) for cell in row.split(",") if _is_number(cell))) for row in rows)
+    found: list[MpsProcess] = []
+    for server in (await daemon.tell(_LIST_SERVERS[2])).split():
+        try:
+            answer = await daemon.tell(("get_client_list", server))
+        except MpsRefusalError:  # it has ended meanwhile
+            continue
+        found += [MpsProcess((int(word),), server) for word in answer.split() if _is_number(word)]
+    return tuple(found)
+
+
+async def terminate_process(daemon: MpsDaemon, process: MpsProcess, pid: int) -> None:
+    """End a client in order: its work is drained, its next call fails, and its process lives on."""
+    if daemon.protocol == 3:
+        await daemon.tell(("client", "terminate", str(pid)))
+    else:
+        await daemon.tell(("terminate_client", process.server, str(pid)))
+
+
+def _is_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text.strip()) is not None
 
 
 # Protocol 2

@@ -47,6 +47,8 @@ class HostPaths:
     cgroups: Path = Path("/sys/fs/cgroup")
     #: Where the agent sees which pods have processes: the same folder on a real node.
     pod_cgroups: Path = Path("/sys/fs/cgroup")
+    #: Where the agent sees the host's processes.
+    proc: Path = Path("/proc")
     #: There if the host's cgroups are version 2.
     cgroup2: Path = Path("/sys/fs/cgroup/cgroup.controllers")
     #: Where DRA drivers register and have their folders, and where the latter are as kubelet sees them.

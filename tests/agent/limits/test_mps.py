@@ -13,10 +13,11 @@ from typing import Literal
 import pytest
 
 from shoal.agent.errors import RefusedError
-from shoal.agent.limits.mps import SERVER, Mps, MpsClient, client_of, server_of, set_exclusive, set_open
+from shoal.agent.limits.mps import SERVER, Mps, MpsClient, client_of, not_roots, server_of, set_exclusive, set_open
 from shoal.agent.limits.tiers import ContainerLimits
 from shoal.gpu import mps as control
 from shoal.gpu.describe import parse_cards
+from shoal.gpu.errors import MpsError
 from shoal.gpu.mps import MpsDaemon, MpsNamespace
 from shoal.gpu.protocol import ComputeMode
 from shoal.gpu.simulated import SimulatedNvml
@@ -412,3 +413,34 @@ async def test_fault_of_the_server_of_protocol_2(care: Care) -> None:
         await cared.mps.prepare(client("n_2"))
     clients.unlink()
     await cared.until(lambda: not cared.mps.faulted)
+
+
+@pytest.mark.parametrize("place", ["pipe", "server", "namespace"])
+async def test_no_container_is_led_elsewhere_by_a_link(care: Care, tmp_path: Path, place: str) -> None:
+    """A client of protocol 2 that ran as root may have left links where servers and namespaces will be."""
+    cared = care()
+    pipe = cared.mps.daemon.pipe_directory
+    if place != "pipe":
+        await cared.until(lambda: not cared.mps.fault)
+        target = pipe / ON_CARD / ("n_1" if place == "namespace" else "")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "n_1").mkdir()
+        target.symlink_to(tmp_path)
+        with pytest.raises(RefusedError, match=f"{target} is not a folder of the MPS daemon"):
+            await cared.mps.prepare(client("n_1"))
+        return
+    await cared.until(lambda: not cared.mps.fault)
+    moved = pipe.rename(pipe.with_name("moved"))
+    pipe.symlink_to(moved)
+    with pytest.raises(MpsError, match="is not a folder of the MPS daemon"):
+        await cared.mps._look()
+
+
+def test_folders_of_others_are_not_the_daemons(tmp_path: Path) -> None:
+    assert not_roots(tmp_path) == ""
+    assert not_roots(tmp_path / "gone", absent=True) == ""
+    assert "is not there" in not_roots(tmp_path, "gone")
+    if os.geteuid() == 0:
+        (tmp_path / "theirs").mkdir()
+        os.chown(tmp_path / "theirs", 65534, 65534)
+        assert "belongs to user 65534" in not_roots(tmp_path, "theirs")

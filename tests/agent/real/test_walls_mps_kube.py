@@ -1,9 +1,12 @@
 """MPS on a real kubelet: what its clients are given, and what becomes of them when the daemon or the agent dies."""
 
+import contextlib
 import os
 import signal
+from pathlib import Path
 
 from shoal.agent.limits.mps import server_of
+from shoal.agent.node.cgroups import pod_of
 from shoal.model.contract import gpushare, keti, nvidia, shoal
 from shoal.model.gpu import Isolation
 from shoal.model.request import Share
@@ -74,6 +77,33 @@ def test_killed_agent_ends_neither_the_daemon_nor_its_clients(with_mps: Walled):
     assert own_id(lab.pods.get("one")) == own_id(found)
     about = [line.split()[1] for line in told(lab) if namespace in line.split()]
     assert about == ["create", "set"], "and nothing since the agent's death"
+
+
+def test_clients_of_a_deleted_pod_end_before_kubelet_kills_them(with_mps: Walled):  # noqa: F811
+    """The program does not heed SIGTERM, so that only kubelet's SIGKILL ends it."""
+    lab = with_mps("mps-namespace")
+    share = container("main", "trap '' TERM; while true; do sleep 1; done", {MEMORY: 3})
+    manifest = pod("one", [share])
+    manifest["spec"]["terminationGracePeriodSeconds"] = 6
+    lab.place(manifest, lab.allocation({"main": [0]}, {"main": Share(3 * GIB)}))
+    uid = lab.pods.wait_running("one")["metadata"]["uid"]
+    (pid, *_) = processes_of(uid)
+    server = server_of([lab.gpus[0].uuid])
+    on_node(lab, f"{PIPE}/clients").write_text(f"{pid} {server} n_1 program\n{os.getpid()} {server} n_2 other\n")
+    lab.pods.apiserver.request("DELETE", f"/api/v1/namespaces/{lab.pods.namespace}/pods/one")
+    wait_for(lambda: f"client terminate {pid}" in told(lab), "terminated by the MPS daemon")
+    assert processes_of(uid), "and kubelet has not killed it yet"
+    assert [line for line in told(lab) if line.startswith("client terminate")] == [f"client terminate {pid}"]
+
+
+def processes_of(uid: str) -> list[int]:
+    """The processes of a pod's containers, without the sandbox."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cgroup"):
+        with contextlib.suppress(OSError):
+            if pod_of(place.read_text()) == uid and b"pause" not in (place.parent / "cmdline").read_bytes():
+                found.append(int(place.parent.name))
+    return sorted(found)
 
 
 def test_limits_in_the_environment_of_clients(with_mps: Walled):  # noqa: F811

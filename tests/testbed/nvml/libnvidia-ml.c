@@ -601,7 +601,7 @@ static nvmlReturn_t limitable(struct card *card, const char *path) {
     struct stat found;
     u64 mig = 0;
     if (state.cuda < 13040 || (number(card, "mig_mode", &mig) == NVML_SUCCESS && mig)) return NVML_ERROR_NOT_SUPPORTED;
-    return stat(path, &found) == 0 && S_ISDIR(found.st_mode) ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+    return stat(path, &found) == 0 && S_ISDIR(found.st_mode) ? NVML_SUCCESS : NVML_ERROR_OPERATING_SYSTEM;
 }
 nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, nvmlSetMemoryLimits_v1_t *limits) {
     char line[1024];

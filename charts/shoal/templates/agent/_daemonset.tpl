@@ -49,6 +49,9 @@ spec:
         - agent
         - --config=/etc/shoal/agent.yaml
         - --dev=/host/dev
+        {{- if $mps }}
+        - --proc=/host/proc
+        {{- end }}
         {{- if $claims }}
         - --host-plugins={{ .Values.hostPaths.kubeletRootDir }}/plugins
         {{- end }}
@@ -105,6 +108,8 @@ spec:
         {{- if $mps }}
         - {name: mps, mountPath: /tmp/nvidia-mps}
         - {name: mps-logs, mountPath: /var/log/nvidia-mps}
+        # Which pod an MPS client belongs to.
+        - {name: proc, mountPath: /host/proc, readOnly: true}
         {{- end }}
       volumes:
       - name: settings
@@ -136,6 +141,8 @@ spec:
         hostPath: {path: /tmp/nvidia-mps, type: DirectoryOrCreate}
       - name: mps-logs
         hostPath: {path: /var/log/nvidia-mps, type: DirectoryOrCreate}
+      - name: proc
+        hostPath: {path: /proc, type: Directory}
       {{- end }}
       {{- if .Values.operator.enabled }}
       {{- include "shoal.validations" . | nindent 6 }}

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +134,8 @@ class Mps:
 
     async def _look(self) -> None:
         self._share_memory()
+        if problem := not_roots(self.daemon.pipe_directory, absent=True):
+            raise MpsError(problem)
         health = await self.daemon.health()
         if health is MpsHealth.SILENT:
             raise MpsError(
@@ -189,6 +192,21 @@ class Mps:
 
     # Containers
 
+    async def terminate(self, belongs: Callable[[int], bool]) -> int:
+        """End the clients whose processes belong to somebody, by PID on the host, in order; how many were ended.
+
+        A client that is killed while it computes leaves its server, and so its neighbours, in an undefined state.
+        """
+        ended = 0
+        for process in await control.list_processes(self.daemon):
+            for pid in filter(belongs, process.numbers):
+                try:
+                    await control.terminate_process(self.daemon, process, pid)
+                    ended += 1
+                except MpsRefusalError as error:
+                    log.warning("the MPS client with PID %d is not terminated: %s", pid, error)
+        return ended
+
     def server(self, gpus: frozenset[str]) -> str:
         """The name of the server for containers with these GPUs."""
         return SERVER if self._exclusive else server_of(gpus)
@@ -225,6 +243,8 @@ class Mps:
                 failed = await self._make([client])
                 if client.name in failed:
                     raise failed[client.name]
+                if problem := not_roots(self.daemon.pipe_directory, self.server(client.gpus), client.name):
+                    raise MpsRefusalError(problem)
             except MpsError as error:
                 self._look_now.set()
                 raise RefusedError(f"its MPS namespace could not be made: {error}") from error
@@ -345,6 +365,31 @@ class Mps:
     async def _present(self, server: str) -> dict[str, MpsNamespace]:
         answer = await self.daemon.tell(control.list_namespaces(server))
         return {namespace.name: namespace for namespace in control.parse_namespaces(answer)}
+
+
+def not_roots(folder: Path, *names: str, absent: bool = False) -> str:
+    """Why a folder below another is not root's own, or not this user's; empty if it is. `absent`: it need not exist.
+
+    Clients of protocol 2 that run as root can write into the daemon's directory. What they leave there must not lead
+    the runtime, which mounts folders of it into containers, to another place of the host.
+    """
+    place, held = folder, os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # Of the folder itself only the last part is looked at: who may change those above it is root.
+        for part in (str(folder), *names):
+            place = place / part
+            inside = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=held)
+            os.close(held)
+            held = inside
+            if os.fstat(held).st_uid not in (0, os.geteuid()):
+                return f"{place} belongs to user {os.fstat(held).st_uid}, not to root: remove it"
+    except FileNotFoundError:
+        return "" if absent else f"{place} is not there"
+    except OSError as error:
+        return f"{place} is not a folder of the MPS daemon ({error.strerror}): remove it"
+    finally:
+        os.close(held)
+    return ""
 
 
 def _fault_words(server: str) -> str:

@@ -74,6 +74,11 @@ class NodeLimits:
             mode, problem = self._modes[card.uuid]
             log.info("shares of GPU %d are limited by: %s%s", card.index, mode, f" ({problem})" if problem else "")
 
+    @property
+    def mps(self) -> Mps | None:
+        """The node's MPS daemon under the agent's care, if there is one."""
+        return self._mps
+
     def isolation(self, uuid: str) -> LimitedBy:
         """What limits shares of a GPU."""
         return self._modes.get(uuid, (LimitedBy(), ""))[0] if self._isolated() else LimitedBy()

@@ -9,6 +9,7 @@ tree begins.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,8 @@ _DEPTH: Final = 7
 #: The hierarchies of version 1: the first one that exists is enough.
 _HIERARCHIES: Final = ("pids", "memory", "cpu", "cpuacct", "devices")
 _PROCESSES: Final = "cgroup.procs"
+#: A pod in a path: `…/pod<uid>`, or systemd's `…-pod<uid with underscores>.slice`.
+_POD: Final = re.compile(r"[/-]pod([0-9a-f]{8}([-_])[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{12})(?=[/.:]|$)")
 
 
 class PodCgroups:
@@ -47,6 +50,18 @@ class PodCgroups:
             return str(self._root)
         found = (self._root / name for name in _HIERARCHIES)
         return str(next((path for path in found if path.is_dir()), self._root))
+
+
+def pod_of(cgroups: str) -> str:
+    """The UID of the pod that `/proc/PID/cgroup` names; empty if it names none.
+
+    The first one in a path counts: what a container makes below its own cgroup, whatever its name, is the container's.
+    """
+    for line in cgroups.splitlines():
+        found = _POD.search(line.partition(":")[2])
+        if found is not None:
+            return found[1].replace("_", "-")
+    return ""
 
 
 # Paths are texts here: a node has thousands of cgroups, and objects for each of them cost most of the search.

@@ -65,6 +65,8 @@ _MODES: Final = {
 }
 _MODE_NUMBERS: Final = {mode: number for number, mode in _MODES.items()}
 _MOST_CARDS: Final = 256
+#: What limits of a cgroup that cannot be opened, or has none, are answered with.
+_NO_CGROUP: Final = (pynvml.NVML_ERROR_OPERATING_SYSTEM, pynvml.NVML_ERROR_NOT_FOUND)
 
 
 def open_nvml(path: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> NvmlDriver:
@@ -182,7 +184,7 @@ class NvmlDriver:
                 "MIG mode off"
             ) from error
         except GpuError as error:
-            if code_of(error) != pynvml.NVML_ERROR_NOT_FOUND:
+            if code_of(error) not in _NO_CGROUP:
                 raise
             raise NoCgroupError(f"there is no cgroup {shown(cgroup)}: give the full path of its directory") from error
 
