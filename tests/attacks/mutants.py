@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from shoal.agent.claims import results
 from shoal.agent.device_plugin import start_check
 from shoal.agent.node import cgroups, given, holdings, pods
 from shoal.model import allocation, bound
 from shoal.model.allocation import ContainerAllocation
 from shoal.model.gpu import NodeGpus
 from shoal.model.request import ContainerRequest
-from shoal.scheduler.state import cluster_state
+from shoal.scheduler.state import claim_bookings, cluster_state
 from shoal.scheduler.state.cluster_state import ClusterState
 from shoal.scheduler.state.holdings import HeldByNodes
 
@@ -103,4 +104,7 @@ MUTANTS = (
     _mutant("agent: room beside what was given", start_check.StartCheck, "_check_room", _silent),
     _mutant("agent: what was given before its start", given.GivenFiles, "read", lambda self: []),
     _mutant("agent: over is when nothing runs", cgroups.PodCgroups, "runs", lambda self, uid: False),
+    # The spec of a claim limits its allocation
+    _mutant("scheduler: allocations within the claim's spec", claim_bookings, "excess", _silent),
+    _mutant("agent: allocations within the claim's spec", results, "excess", _silent),
 )

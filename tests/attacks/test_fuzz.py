@@ -23,8 +23,10 @@ from tests.attacks.watched import Watched
 from tests.kubelet.device_plugin import PluginLoop
 
 EFFORT = int(os.environ.get("SHOAL_FUZZ", "0"))
+#: As many as there are kinds of attempts, those that come several times included.
+ATTEMPTS = 35
 #: Attempts, of a few writes each.
-STEPS = max(31, EFFORT // 2000)
+STEPS = max(ATTEMPTS, EFFORT // 2000)
 SEEDS = range(1 + EFFORT // 200_000)
 #: An honest pod comes after as many of them.
 EVERY = 4
@@ -87,7 +89,7 @@ def test_a_missing_check_is_found(plugin_loop: PluginLoop, mutant: Mutant, monke
 def _finds(plugin_loop: PluginLoop, seed: int) -> bool:
     arena = EmbeddedArena(plugin_loop)
     try:
-        return sum(1 for _ in attempts(arena, random.Random(seed), 31)) < 31
+        return sum(1 for _ in attempts(arena, random.Random(seed), ATTEMPTS)) < ATTEMPTS
     except AssertionError:
         return True
     finally:
