@@ -88,6 +88,11 @@ class Tenant:
         text = None if body is None else json.dumps(body).encode()
         return self._api.request(method, whole, text, {"Content-Type": content}, token=self._token)
 
+    @property
+    def claims(self) -> str:
+        """Where the ResourceClaims of the namespace are."""
+        return f"/apis/resource.k8s.io/v1/namespaces/{self.namespace}/resourceclaims"
+
     def pod(self, name: str) -> Object | None:
         """A pod of the namespace; None if it is gone."""
         answer = self.send("GET", f"pods/{name}")
@@ -113,6 +118,7 @@ class Tenant:
             if meta.get("finalizers"):
                 self.send("PATCH", f"pods/{name}", {"metadata": {"finalizers": None}}, MERGE)
         assert self.send("DELETE", "pods?gracePeriodSeconds=0").status == 200
+        assert self.send("DELETE", self.claims).status == 200
 
 
 def _made(api: Connection, path: str, body: object) -> Object:

@@ -103,6 +103,7 @@ class Walled(EmbeddedCluster):
             host="127.0.0.1",
             port=0,
             limit_hook=str(self._program),
+            claims=self.plan.claims,
         )
         served = partial(self.ports.__setitem__, host.spec.name)
         await _for_ever(
@@ -207,11 +208,13 @@ class EmbeddedArena:
 
     watches = True
 
-    def __init__(self, loop: PluginLoop, *, claims: bool = False) -> None:
-        """`claims`: all nodes offer claims, and the second one serves `keti.com/mpsgpu` through them."""
+    def __init__(self, loop: PluginLoop, *, names_by_claims: bool = False) -> None:
+        """`names_by_claims`: the second node serves `keti.com/mpsgpu` through claims."""
         self._loop = loop
         self._folder = tempfile.TemporaryDirectory(prefix="sa-")
-        self.cluster = Walled(EmbeddedPlan(few(2, "2xA30-24G"), claims=claims), Path(self._folder.name))
+        self.cluster = Walled(EmbeddedPlan(few(2, "2xA30-24G"), claims=True), Path(self._folder.name))
+        # As servers before Kubernetes 1.36: only the policies, and what is believed, stand against forged allocations.
+        self.cluster.api.registry.status_rights.clear()
         self._ready, self._over = asyncio.Event(), asyncio.Event()
         self._life = loop.run(self._begin())
         self._kept = KeptConnection(self.cluster.kubeconfig)
@@ -219,7 +222,7 @@ class EmbeddedArena:
         self.nodes: Sequence[str] = [spec.name for spec in self.cluster.plan.nodes]
         self.here = self.nodes[0]
         self._validators = list(self.cluster.api.registry.validators)
-        if claims:
+        if names_by_claims:
             self._serve_by_claims(self.nodes[1], keti.RESOURCE_MPS)
 
     def _serve_by_claims(self, node: str, name: str) -> None:

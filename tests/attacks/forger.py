@@ -16,7 +16,7 @@ from typing import Any
 from tests.attacks import truth
 from tests.attacks.arena import Given, Object, Tenant
 from tests.attacks.embedded import EmbeddedArena
-from tests.attacks.play import RECORD, bloated
+from tests.attacks.play import RECORD, allocation_of, bloated
 from tests.attacks.watched import Watched
 
 #: What the tenants may ask for together, in GiB. Wherever that is, one of the three cards that the resident is not on
@@ -59,6 +59,8 @@ WHOLE = Wanted({"gpu": 1}, 1, None)
 MPS = Wanted({"mps": 1, "annotations": {"GPUrequest": "2Gi", "GPUlimits": "2Gi"}}, 1, 2 * truth.UNIT, 1)
 REQUESTS = (*map(_memory, (1, 3, 3, 13)), _memory(2, 2), _memory(6, 2), _memory(6, 2), WHOLE, MPS, NOTHING)
 SMALL = (_memory(1), _memory(3), _memory(2, 2))
+#: What can be wrong with the allocation of a claim for a share; nothing, in the last one.
+ALLOCATIONS = ("number", "whole", "memory", "")
 #: What can be changed of a record.
 CHANGES = ("card", "limit", "share", "number", "containers", "identity")
 
@@ -108,6 +110,7 @@ class Forger:
             *(partial(self.rewrite, then) for then in (*services, *services, "", "")),
             *(partial(self.end, how, then) for how in ("force", "status") for then in (*services, "")),
             *(self.bind, self.bind),
+            *(partial(self.allocate, change) for change in ALLOCATIONS),
         ]
 
     def _balanced(self) -> bool:
@@ -240,6 +243,34 @@ class Forger:
         path = self.rng.choice([f"pods/{one.name}/binding", "bindings"])
         one.tenant.send("POST", path, binding)
         self.told.append({"bind": one.name, "node": node, "path": path, "annotations": forged})
+        self._judged()
+
+    def allocate(self, change: str) -> None:
+        """A tenant allocates GPUs to a claim of its own, with one thing changed, and binds a pod that uses it."""
+        node, tenant = self._node(), self.rng.choice(self.tenants)
+        wanted = Wanted({}, 1, 3 * truth.UNIT)
+        self._make_room(wanted.amount)
+        if self.asked() + wanted.amount > ALLOWANCE:
+            return
+        self._number += 1
+        name = f"p{self._number}"
+        short = {"name": name, "claim": {"memory": "3Gi"}, "spec": {"schedulerName": "nobody"}}
+        answer = self.play.create(short, tenant)
+        assert answer.status == 201, answer
+        uid = answer.body["metadata"]["uid"]
+        self.made[uid] = Made(name, wanted, tenant, wanted.amount)
+        cards = self.rng.sample(self.play.cards(node), 2)
+        memory = self.rng.choice(["24Gi", "20Gi", "3073Mi"]) if change == "memory" else "3Gi"
+        devices = [{"card": card, "amounts": {"memory": memory}} for card in cards]
+        if change == "whole":
+            devices = [{"card": card} for card in cards]
+        given = allocation_of(node, devices if change == "number" else devices[:1])
+        status = {"allocation": given, "reservedFor": [{"resource": "pods", "name": name, "uid": uid}]}
+        answer = tenant.send("PATCH", f"{tenant.claims}/{name}/status", {"status": status}, MERGE)
+        assert answer.status == 200, answer
+        binding = {"metadata": {"name": name}, "target": {"kind": "Node", "name": node}}
+        tenant.send("POST", f"pods/{name}/binding", binding)
+        self.told.append({"allocate": name, "node": node, "devices": given["devices"]["results"]})
         self._judged()
 
     def restart(self, which: str) -> None:

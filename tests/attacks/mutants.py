@@ -143,4 +143,7 @@ MUTANTS = (
     _mutant("agent: room beside what was given", start_check.StartCheck, "_check_room", _silent),
     _mutant("agent: what was given before its start", given.GivenFiles, "read", lambda self: []),
     _mutant("agent: over is when nothing runs", cgroups.PodCgroups, "runs", lambda self, uid: False),
+    # The spec of a claim limits its allocation
+    _mutant("scheduler: allocations within the claim's spec", claim_bookings, "excess", _silent),
+    _mutant("agent: allocations within the claim's spec", results, "excess", _silent),
 )

@@ -4,15 +4,20 @@ The words of a write may hold `$node` (the node that is aimed at), `$other` (ano
 UUIDs of its cards by index), `$of_POD` (the first card of a pod that is there), `$beside_POD` (the other card of its
 node), `$index_POD` and `$index_beside_POD` (their indices), `$node_POD` (its node), `$record_POD` (its record),
 `$bloat` (a record as long as they may be). A value of an annotation that is a mapping is written as JSON.
+
+A pod with `claim` has a ResourceClaim of its own name: `count` GPUs, whole or with `memory` and `compute` of each. The
+tenant writes its status by `allocate` (`devices`, each a `card`, whole or with `amounts`) and `deallocate`.
 """
 
 import json
 import re
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from shoal.model.contract import dra
 from tests.attacks import truth
 from tests.attacks.arena import JSON, MERGE, Arena, Object, Tenant
 from tests.suites.connection import Answer
@@ -135,6 +140,9 @@ class Play:
             "terminationGracePeriodSeconds": 1,
             **short.get("spec", {}),
         }
+        if "claim" in short:
+            spec["resourceClaims"] = [{"name": "gpu", "resourceClaimName": short["name"]}]
+            spec["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
         if "init" in short:
             spec["initContainers"] = [self._container(one, stubborn=False) for one in short["init"]]
         if "node" in short:
@@ -161,6 +169,9 @@ class Play:
     def create(self, short: Object, whose: Tenant) -> Answer:
         """Create a pod, and know what it may have."""
         manifest = self.manifest(short)
+        if "claim" in short:
+            made = whose.send("POST", whose.claims, claim_of(short["name"], **short["claim"]))
+            assert made.status == 201, made
         answer = whose.send("POST", "pods", manifest)
         if answer.status == 201:
             self.know(answer.body, whose)
@@ -170,7 +181,9 @@ class Play:
         """A pod has come: what it asks for now is what it may have."""
         self._whose[pod["metadata"]["name"]] = whose
         if pod["metadata"]["uid"] not in self.allowed:
-            self.allowed[pod["metadata"]["uid"]] = truth.asked(pod)
+            named = [one["resourceClaimName"] for one in pod["spec"].get("resourceClaims", ())]
+            claim = whose.send("GET", f"{whose.claims}/{named[0]}").body if named else None
+            self.allowed[pod["metadata"]["uid"]] = truth.asked(pod, claim)
 
     def place(self, short: Object, *, bound: bool = False) -> None:
         """A pod that somebody created in all honesty runs; or is `bound`, which comes first."""
@@ -207,7 +220,21 @@ class Play:
             "binding": lambda name, **body: self.tenant.send("POST", "bindings", self._binding(name, body)),
             "delete": lambda name, **options: self._delete(name, options),
             "apply": self._apply,
+            "allocate": lambda name, **body: self._allocate(name, **body),
+            "deallocate": lambda name: self._claim_status(name, {"allocation": None, "reservedFor": None}),
         }
+
+    def _allocate(self, name: str, devices: list[Object], node: str = "$node") -> Answer:
+        """Allocate devices to the claim of a pod, and reserve it for the pod."""
+        node = self.filled(node)
+        allocation = allocation_of(node, [self.filled(one) for one in devices])
+        uid = self.pod(name)["metadata"]["uid"]
+        return self._claim_status(
+            name, {"allocation": allocation, "reservedFor": [{"resource": "pods", "name": name, "uid": uid}]}
+        )
+
+    def _claim_status(self, name: str, status: Object) -> Answer:
+        return self.tenant.send("PATCH", f"{self.tenant.claims}/{name}/status", {"status": status}, MERGE)
 
     def _patch(self, path: str, body: Object) -> Answer:
         body = self.filled(body)
@@ -381,6 +408,15 @@ class Play:
     def _is_told(self, name: str) -> bool:
         return any(_names_record(event) for event in self._whose[name].events(name))
 
+    def _says(self, wanted: Object) -> None:
+        """By pod of the tenant's, the words of an event of it."""
+        for name, words in wanted.items():
+            told = partial(self._is_said, name, words)
+            self.wait(told, f"said of {name}: {words}", partial(self.story, name))
+
+    def _is_said(self, name: str, words: str) -> bool:
+        return any(words in event.get("message", "") for event in self._whose[name].events(name))
+
     def _agents_restart(self, _: object) -> None:
         """The agents are started again."""
         self.arena.restart_agents()
@@ -404,6 +440,29 @@ def bloated(node: str) -> str:
     cards = [{"uuid": f"GPU-{number}", "index": number} for number in range(22)]
     containers = [{"name": f"c{number}", "cards": cards} for number in range(256)]
     return json.dumps({"version": 1, "node": node, "containers": containers}, separators=(",", ":"))
+
+
+def claim_of(name: str, count: int = 1, **amounts: str) -> Object:
+    """A claim of so many GPUs, whole or these amounts of each; Kubernetes deallocates it when its pods are gone."""
+    asked: Object = {"deviceClassName": dra.DEVICE_CLASS, "count": count}
+    if amounts:
+        asked["capacity"] = {"requests": amounts}
+    requests = [{"name": "gpu", "exactly": asked}]
+    return {"metadata": {"name": name, "finalizers": [dra.FINALIZER]}, "spec": {"devices": {"requests": requests}}}
+
+
+def allocation_of(node: str, devices: list[Object]) -> Object:
+    """An allocation of GPUs of a node, by `card` (UUID); whole without `amounts`."""
+    results = []
+    for one in devices:
+        shared = {"shareID": str(uuid.uuid4()), "consumedCapacity": one["amounts"]} if "amounts" in one else {}
+        device = dra.device_name(one["card"])
+        results.append({"request": "gpu", "driver": dra.DRIVER, "pool": node, "device": device, **shared})
+    field = {"key": "metadata.name", "operator": "In", "values": [node]}
+    return {
+        "devices": {"results": results},
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [field]}]},
+    }
 
 
 def texts(annotations: Object) -> Object:

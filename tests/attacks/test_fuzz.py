@@ -24,8 +24,10 @@ from tests.attacks.watched import Watched
 from tests.kubelet.device_plugin import PluginLoop
 
 EFFORT = int(os.environ.get("SHOAL_FUZZ", "0"))
+#: As many as there are kinds of attempts, those that come several times included.
+ATTEMPTS = 42
 #: Attempts, of a few writes each.
-STEPS = max(38, EFFORT // 2000)
+STEPS = max(ATTEMPTS, EFFORT // 2000)
 SEEDS = range(1 + EFFORT // 200_000)
 #: An honest pod comes after as many of them.
 EVERY = 4
@@ -69,7 +71,7 @@ def honest(play: Watched, forger: Forger) -> None:
 @pytest.fixture(scope="module")
 def claims_arena(plugin_loop: PluginLoop) -> Iterator[EmbeddedArena]:
     """One cluster for all seeds."""
-    arena = EmbeddedArena(plugin_loop, claims=True)
+    arena = EmbeddedArena(plugin_loop, names_by_claims=True)
     yield arena
     arena.stop()
 
@@ -94,9 +96,9 @@ def test_a_missing_check_is_found(plugin_loop: PluginLoop, mutant: Mutant, monke
 
 
 def _finds(plugin_loop: PluginLoop, seed: int) -> bool:
-    arena = EmbeddedArena(plugin_loop, claims=True)
+    arena = EmbeddedArena(plugin_loop, names_by_claims=True)
     try:
-        return sum(1 for _ in attempts(arena, random.Random(seed), 38)) < 38
+        return sum(1 for _ in attempts(arena, random.Random(seed), ATTEMPTS)) < ATTEMPTS
     except AssertionError:
         return True
     finally:

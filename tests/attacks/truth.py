@@ -7,6 +7,7 @@ not looked at.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from shoal.model.quantity import mebibytes
 from tests.attacks.arena import Given, Object
 
 MEMORY, WHOLE, CLIENTS = "aliyun.com/gpu-mem", "nvidia.com/gpu", "keti.com/mpsgpu"
@@ -23,8 +24,8 @@ class Asked:
     memory: int | None
 
 
-def asked(pod: Object) -> dict[str, Asked]:
-    """What the containers of a pod ask for, as it is created."""
+def asked(pod: Object, claim: Object | None = None) -> dict[str, Asked]:
+    """What the containers of a pod ask for, as it is created; its first one by a claim, if it has one."""
     spec, labels = pod["spec"], pod["metadata"].get("labels") or {}
     found = {}
     for one in [*spec.get("initContainers", ()), *spec["containers"]]:
@@ -39,6 +40,11 @@ def asked(pod: Object) -> dict[str, Asked]:
             each = int(memory.removesuffix("Gi")) * UNIT if memory else None
             count = int(limits[CLIENTS])
             found[one["name"]] = Asked(count, None if each is None else each * count)
+    if claim is not None:
+        (request,) = claim["spec"]["devices"]["requests"]
+        count = request["exactly"].get("count", 1)
+        memory = request["exactly"].get("capacity", {}).get("requests", {}).get("memory")
+        found[spec["containers"][0]["name"]] = Asked(count, None if memory is None else count * mebibytes(memory))
     return found
 
 
