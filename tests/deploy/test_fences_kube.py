@@ -170,24 +170,38 @@ def test_accounts_write_to_nodes_what_is_theirs_and_nothing_else(fenced: Fenced)
     guarded_config_maps(fenced)
 
 
-def guarded_config_maps(fenced: Fenced) -> None:
-    operator, editor = f"system:serviceaccount:{NAMESPACE}:shoal-operator", "editor"
-    rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["*"]}
-    role = {"metadata": {"name": "editor"}, "rules": [rule]}
-    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": editor}
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "editor"}
-    binding = {"metadata": {"name": "editor"}, "subjects": [subject], "roleRef": reference}
+def bind(fenced: Fenced, user: str, rules: list[dict[str, Any]]) -> None:
+    """Give a user rights in the operator's namespace."""
+    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": user}
+    role = {"metadata": {"name": user}, "rules": rules}
+    binding = {"metadata": {"name": user}, "subjects": [subject], "roleRef": reference}
     for resource, body in (("roles", role), ("rolebindings", binding)):
         path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/{resource}"
         headers = {"Content-Type": "application/json"}
         assert fenced.connection.request("POST", path, json.dumps(body).encode(), headers).status == 201
+
+
+def guarded_config_maps(fenced: Fenced) -> None:
+    operator, editor = f"system:serviceaccount:{NAMESPACE}:shoal-operator", "editor"
+    configmaps = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["*"]}
+    bind(fenced, editor, [configmaps])
     wait_for(lambda: fenced.change(editor, "theirs", "POST") == "", "the editor's rights in force")
     assert fenced.change(editor, "theirs") == ""
     assert "only by those who may patch DaemonSets" in fenced.change(editor, "shoal-operands")
-    assert "only by those who may patch DaemonSets" in fenced.change(editor, "shoal-operands", "DELETE")
+    assert "only by those who may delete DaemonSets" in fenced.change(editor, "shoal-operands", "DELETE")
     # Scripts of privileged containers, once the operator has made them.
     assert "only by those who may patch DaemonSets" in fenced.change(editor, "shoal-toolkit", "POST")
     assert fenced.change(operator, "shoal-toolkit", "POST") == ""
     assert "only by those who may patch DaemonSets" in fenced.change(editor, "shoal-toolkit")
     assert fenced.change(operator, "shoal-toolkit") == ""
     assert fenced.change(operator, "shoal-toolkit", "DELETE") == ""
+    # Who may change the operator itself may: helm, under whatever account, has no DaemonSets of its own to write.
+    rule = {
+        "apiGroups": ["apps"],
+        "resources": ["deployments"],
+        "resourceNames": ["shoal-operator"],
+        "verbs": ["patch"],
+    }
+    bind(fenced, "deployer", [rule, configmaps])
+    wait_for(lambda: fenced.change("deployer", "shoal-operands") == "", "the deployer's rights in force")

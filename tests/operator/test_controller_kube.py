@@ -432,7 +432,11 @@ async def test_nvidias_operator_comes_and_goes(site: Site) -> None:
 def cleanup() -> RawObject:
     """A DaemonSet in the place of the one that removes files."""
     name = {"app.kubernetes.io/name": NAME_CLEANUP}
-    pod = {"containers": [{"name": "done", "image": "shoal:0.1.0"}], "tolerations": [{"operator": "Exists"}]}
+    pod = {
+        "automountServiceAccountToken": False,
+        "containers": [{"name": "done", "image": "shoal:0.1.0"}],
+        "tolerations": [{"operator": "Exists"}],
+    }
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",

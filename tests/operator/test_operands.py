@@ -186,6 +186,20 @@ def test_a_drivers_image_has_the_system_of_the_nodes() -> None:
     assert system_of([node(labels=labels)]) == "rhel9.4"
 
 
+def test_one_node_of_two_does_not_change_the_drivers_image_of_the_other() -> None:
+    """What a node says of its system is its kubelet's to write."""
+    parts = {"repository": "example.org", "image": "driver", "version": "595.1"}
+    honest = node("honest", system="Ubuntu 22.04.5 LTS")
+    before = made(nodes=(honest, node("other", system="Ubuntu 22.04.5 LTS")), driver=parts)
+    wish = policy(driver=parts)
+    for system in ("Debian GNU/Linux 12 (bookworm)", "Ubuntu 99.04"):
+        there = world(honest, node("other", system=system), policies=(wish,), owned=before)
+        found = {
+            (one["kind"], one["metadata"]["name"]): one for one in desired(there, wish, read_policy(wish).spec, ALONE)
+        }
+        assert pod_of(found, "shoal-driver")["containers"][0]["image"] == "example.org/driver:595.1-ubuntu22.04"
+
+
 def test_driver() -> None:
     found = made(
         driver={

@@ -18,7 +18,7 @@ from shoal.kube.objects.node import Node
 from shoal.kube.resources import RawObject, meta_of
 from shoal.model.contract import nvidia
 from shoal.model.contract.kubernetes import LABEL_REVISION
-from shoal.model.contract.operator import GROUP, KIND, LABEL_POLICY, TAINT_STARTING, VERSION, Step
+from shoal.model.contract.operator import GROUP, KIND, LABEL_POLICY, NAME_DRIVER, TAINT_STARTING, VERSION, Step
 from shoal.operator.components import Component, wanted
 from shoal.operator.drift import ANNOTATION_APPLIED, digest, is_as_wanted, stamped
 from shoal.operator.fields import PolicyProblem
@@ -333,7 +333,7 @@ class _DaemonSet:
     def _suffix(self) -> str:
         if self._component.operand != "driver":
             return ""
-        system = system_of(self._world.nodes.values())
+        system = _driver_system(self._world)
         return "" if not system or self._section.version.endswith(system) else system
 
     @staticmethod
@@ -538,10 +538,21 @@ def _owned(manifest: RawObject, policy: RawObject, spec: ClusterPolicySpec) -> R
 # --- systems of nodes ---------------------------------------------------------------------------------------------
 
 
-def system_of(nodes: Iterable[Node]) -> str:
-    """What NVIDIA's driver images call the system that most GPU nodes have; empty if it is not known."""
+def system_of(nodes: Iterable[Node], image: str = "") -> str:
+    """What NVIDIA's driver images call the system that most GPU nodes have; empty if it is not known.
+
+    Of several with equally many nodes the one that `image` is for, then the first by name: one node that says something
+    else of itself does not change the driver of the others.
+    """
     found = Counter(name for node in nodes if is_gpu_node(node.metadata.labels) and (name := _system(node)))
-    return min(found, key=lambda name: (-found[name], name)) if found else ""
+    return min(found, key=lambda name: (-found[name], not image.endswith(f"-{name}"), name)) if found else ""
+
+
+def _driver_system(world: World) -> str:
+    """The system that the driver's image is made for."""
+    present = world.owned.get(("DaemonSet", NAME_DRIVER)) or {}
+    containers = (((present.get("spec") or {}).get("template") or {}).get("spec") or {}).get("containers") or [{}]
+    return system_of(world.nodes.values(), str(containers[0].get("image", "")))
 
 
 def _system(node: Node) -> str:
@@ -565,7 +576,7 @@ def other_systems(world: World, spec: ClusterPolicySpec, beside: NvidiaOperator)
     )
     if len(found) < 2 or section.version.startswith("sha256:"):
         return ()
-    chosen = system_of(world.nodes.values())
+    chosen = _driver_system(world)
     others = ", ".join(name for name in found if name != chosen)[:200]
     why = f"GPU nodes have several systems, and the image is for {chosen}"
     fix = f"install the driver on nodes with {others} by other means, and label them nvidia.com/gpu.deploy.driver=false"
