@@ -18,11 +18,14 @@ from shoal.model.contract import dra
 from shoal.model.errors import CodecError, QuantityError
 from shoal.model.request import Share
 from shoal.scheduler.claims.capacity import consumed
+from shoal.scheduler.claims.costs import Meter
 from shoal.scheduler.claims.devices import DeviceTable, PublishedDevice
 from shoal.scheduler.claims.errors import EvaluationError
 from shoal.scheduler.claims.selectors import Selector, Selectors
 from shoal.scheduler.claims.wishes import DeviceWish
 
+#: Units for looking at one device.
+_DEVICE_COST: Final = 8
 #: Wishes kept; the ones unused for longest are forgotten beyond it.
 _WISHES: Final = 512
 
@@ -88,18 +91,16 @@ class Acceptance:
         found = self.nodes.get(node)
         return found if found is None or partitions or not self.by_partition else found.cards
 
-    def catch_up(self, table: DeviceTable) -> None:
-        """Ask about the nodes whose devices changed."""
+    def catch_up(self, table: DeviceTable, meter: Meter) -> None:
+        """Ask about the nodes whose devices changed. Raises PodCostError when the meter runs out."""
         if self._seen == table.version:
             return
         changed = table.changed_since(self._seen) if self._seen >= 0 else None
         if changed is None:
             changed = list({**self.nodes, **table.nodes})
             self.problem = ""
-        for selector in self._selectors:
-            selector.renew()
         for node in changed:
-            found = self._on(table.nodes.get(node, ()))
+            found = self._on(table.nodes.get(node, ()), meter)
             if found.matching:
                 self.nodes[node] = found
             else:
@@ -117,12 +118,13 @@ class Acceptance:
         amounts = {fit.amounts for fit in fits}
         return amounts.pop() if len(amounts) == 1 else None
 
-    def _on(self, devices: tuple[PublishedDevice, ...]) -> OnNode:
+    def _on(self, devices: tuple[PublishedDevice, ...], meter: Meter) -> OnNode:
         fits: list[Fit] = []
         matching = 0
         for device in devices:
             try:
-                if not self._matches(device):
+                meter.spend(_DEVICE_COST)
+                if not self._matches(device, meter):
                     continue
             except EvaluationError as error:
                 # The stock scheduler ends the whole try; here the node is not used.
@@ -134,10 +136,10 @@ class Acceptance:
                 fits.append(fit)
         return OnNode(tuple(fits), matching)
 
-    def _matches(self, device: PublishedDevice) -> bool:
+    def _matches(self, device: PublishedDevice, meter: Meter) -> bool:
         if device.values is None:
             raise EvaluationError(device.problem)
-        return all(selector.accepts(device.values) for selector in self._selectors)
+        return all(selector.accepts(device.values, meter) for selector in self._selectors)
 
     def _fit(self, device: PublishedDevice) -> Fit | None:
         if not all(_tolerated(taint, self._tolerations) for taint in device.device.taints):
@@ -173,13 +175,16 @@ class Acceptances:
         self._selectors = selectors
         self._known: BoundedCache[object, Acceptance] = BoundedCache(_WISHES)
 
-    def of(self, wish: DeviceWish, of_class: tuple[str, ...]) -> Acceptance:
-        """Where a wish could be served; `of_class` are the expressions of its class. Raises SelectorError."""
+    def of(self, wish: DeviceWish, of_class: tuple[str, ...], meter: Meter) -> Acceptance:
+        """Where a wish could be served; `of_class` are the expressions of its class.
+
+        Raises SelectorError, and PodCostError when the meter runs out.
+        """
         key = (of_class, wish.selectors, wish.capacity, wish.tolerations)
-        found = self._known.of(key, lambda: self._begun(wish, of_class))
-        found.catch_up(self._table)
+        found = self._known.of(key, lambda: self._begun(wish, of_class, meter))
+        found.catch_up(self._table, meter)
         return found
 
-    def _begun(self, wish: DeviceWish, of_class: tuple[str, ...]) -> Acceptance:
-        selectors = [self._selectors.of(expression) for expression in (*of_class, *wish.selectors)]
+    def _begun(self, wish: DeviceWish, of_class: tuple[str, ...], meter: Meter) -> Acceptance:
+        selectors = [self._selectors.of(expression, meter) for expression in (*of_class, *wish.selectors)]
         return Acceptance(selectors, wish.capacity, wish.tolerations)

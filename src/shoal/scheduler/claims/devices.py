@@ -86,6 +86,8 @@ class DeviceTable:
 
     def __init__(self) -> None:
         self.nodes: dict[str, tuple[PublishedDevice, ...]] = {}
+        #: How many there are on all nodes.
+        self.count = 0
         self._counters: dict[str, PoolCounters] = {}
         #: Changes with every change of devices.
         self.version = 0
@@ -124,6 +126,7 @@ class DeviceTable:
             self._counters[node] = counters
         if not self._slices.get(node):
             self._slices.pop(node, None)
+        self.count += len(devices) - len(self.nodes.get(node, ()))
         if devices:
             self.nodes[node] = devices
         else:

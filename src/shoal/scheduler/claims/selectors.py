@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from shoal.kube.objects.claims import DeviceAttribute, SliceDevice
 from shoal.model.bounded_cache import BoundedCache
-from shoal.scheduler.claims.errors import EvaluationError, SelectorError
+from shoal.scheduler.claims.costs import Meter
+from shoal.scheduler.claims.errors import CostLimitError, EvaluationError, SelectorError
 from shoal.scheduler.claims.evaluation import (
+    BUDGET,
     Domains,
     Scope,
     amount_of,
@@ -22,14 +24,15 @@ from shoal.scheduler.claims.evaluation import (
     texts_of,
     version_of,
 )
-from shoal.scheduler.claims.expressions import parse
+from shoal.scheduler.claims.expressions import MAX_LENGTH, parse
 
 #: Expressions kept; the ones unused for longest are forgotten beyond it.
 _EXPRESSIONS: Final = 1_000
 #: Kinds of devices of which an expression keeps its answer.
 _ANSWERS: Final = 50_000
-#: What an expression may cost on all devices of a cluster together, in parts evaluated: some tenths of a second.
-TOTAL_BUDGET: Final = 1_000_000
+#: Units for a device of which the answer is known, and for a character of an expression that is read.
+_KNOWN_COST: Final = 4
+_READ_COST: Final = 10
 _SHOWN: Final = 200
 
 
@@ -44,43 +47,41 @@ class Selector:
             self._function = compiled(tree, frozenset({"device"}))
         except SelectorError as error:
             raise SelectorError(f"selector {_shown(expression)} {error}") from error
+        except RecursionError:
+            raise SelectorError(f"selector {_shown(expression)} is nested too deep") from None
         self._size = size_of(tree)
         self._texts = None if looks_at_all(tree) else texts_of(tree)
-        self.spent = 0
         self._answers: BoundedCache[object, bool | str] = BoundedCache(_ANSWERS)
 
-    def accepts(self, values: DeviceValues) -> bool:
-        """Whether the expression is true of a device. Raises EvaluationError when it has no answer."""
+    def accepts(self, values: DeviceValues, meter: Meter) -> bool:
+        """Whether the expression is true of a device.
+
+        Raises EvaluationError when it has no answer, PodCostError when the meter runs out.
+        """
+        meter.spend(_KNOWN_COST)
         key = values.key(self._texts)
         known = self._answers.get(key)
         if known is None:
-            known = self._evaluated(values)
+            known, cost = self._evaluated(values)
             self._answers.put(key, known)
+            meter.spend(cost)
         if isinstance(known, str):
             raise EvaluationError(f"selector {_shown(self.expression)}: {known}")
         return known
 
-    def renew(self) -> None:
-        """Devices have changed: what the expression may cost counts anew."""
-        self.spent = 0
-
-    def _evaluated(self, values: DeviceValues) -> bool | str:
-        if self.spent > TOTAL_BUDGET:
-            raise EvaluationError(
-                f"selector {_shown(self.expression)} costs more than {TOTAL_BUDGET} parts evaluated on all devices: "
-                "make it simpler"
-            )
+    def _evaluated(self, values: DeviceValues) -> tuple[bool | str, int]:
+        """The answer, or why there is none, and the units that it cost."""
         scope = Scope({"device": values.variable})
-        before = scope.budget
+        answer: Any
         try:
             answer = self._function(scope)
-        except EvaluationError as error:
-            return str(error)
+            if not isinstance(answer, bool):
+                answer = f"gives {type(answer).__name__}, and no bool"
+        except (EvaluationError, CostLimitError) as error:
+            answer = str(error)
         except RecursionError:
-            return "is nested too deep"
-        finally:
-            self.spent += self._size + before - max(0, scope.budget)
-        return answer if isinstance(answer, bool) else f"gives {type(answer).__name__}, and no bool"
+            answer = "is nested too deep"
+        return answer, self._size + BUDGET - max(0, scope.budget)
 
 
 class DeviceValues:
@@ -133,9 +134,13 @@ class Selectors:
     def __init__(self) -> None:
         self._known: BoundedCache[str, Selector | str] = BoundedCache(_EXPRESSIONS)
 
-    def of(self, expression: str) -> Selector:
-        """The selector of an expression. Raises SelectorError."""
-        known = self._known.of(expression, lambda: _read(expression))
+    def of(self, expression: str, meter: Meter) -> Selector:
+        """The selector of an expression. Raises SelectorError, and PodCostError when the meter runs out."""
+        known = self._known.get(expression)
+        if known is None:
+            meter.spend(_READ_COST * min(len(expression), MAX_LENGTH))
+            known = _read(expression)
+            self._known.put(expression, known)
         if isinstance(known, str):
             raise SelectorError(known)
         return known
