@@ -87,7 +87,7 @@ class Site:
             await self.until("default", one, lambda pod: bool(pod.spec.node_name))
 
     async def until(self, namespace: str, name: str, holds: Any) -> Pod:
-        while not holds(pod := await self.client.get(PODS, name, namespace=namespace)):
+        while not holds(pod := await self.client.get(PODS, name, namespace=namespace)):  # noqa: ASYNC110 - nobody signals it
             await asyncio.sleep(0.05)
         return pod
 
@@ -100,14 +100,15 @@ def with_claim(name: str) -> dict[str, Any]:
 
 def told(pod: Pod) -> str:
     """Why the pod waits."""
-    return next((one.message for one in pod.status.conditions if one.type == "PodScheduled"), "")
+    return next((one.message or "" for one in pod.status.conditions if one.type == "PodScheduled"), "")
 
 
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
     with tempfile.TemporaryDirectory(prefix="sc-") as folder:
         plan = EmbeddedPlan(few(2, "2xA30-24G"), claims=True)
-        async with Cluster(plan, Path(folder)) as cluster, cluster.client() as client:
+        cluster = Cluster(plan, Path(folder))
+        async with cluster, cluster.client() as client:
             await cluster.ready()
             yield Site(cluster, client)
 
@@ -124,7 +125,7 @@ async def test_claims_that_are_costly_to_decide_on_stop_nobody_else(site: Site) 
     for name, (_, words) in HOSTILE.items():
         pod = await site.until(tenant.namespace, name, lambda pod, words=words: words in told(pod))
         assert not pod.spec.node_name
-        while not any(words in event["message"] for event in await asyncio.to_thread(tenant.events, name)):
+        while not any(words in one["message"] for one in await asyncio.to_thread(tenant.events, name)):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     await site.cluster.end_scheduler()
     await site.honest("after")

@@ -232,7 +232,7 @@ class Loop:
         except NamespaceCostError as error:
             # Time helps here, and nothing else has to happen.
             self._metrics.decisions.inc(BY, "deferred")
-            self._reporter.waiting(pod, str(error))
+            self._reporter.waiting(pod, str(error), once=True)
             self.queue.retry(waiting.uid, self._clock())
         except Exception:
             # One odd pod must not end the scheduling of all others.
@@ -285,6 +285,7 @@ class Loop:
     def _place_with_claims(self, waiting: QueuedPod, pod: Pod) -> tuple[Verdict, Allocation | None]:
         if self.device_claims is None:
             raise RequestError(self.no_claims)
+        self.device_claims.allocator.costs.check(pod.metadata.namespace)
         verdict = self._feasibility.verdict(pod)
         among = self._clearing.keep_clear(verdict.allowed, waiting.standing)
         return verdict, self.device_claims.place(pod, among=among, favour=verdict.favour)

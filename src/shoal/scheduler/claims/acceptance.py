@@ -25,9 +25,14 @@ from shoal.scheduler.claims.selectors import Selector, Selectors
 from shoal.scheduler.claims.wishes import DeviceWish
 
 #: Units for looking at one device.
-_DEVICE_COST: Final = 8
-#: Wishes kept; the ones unused for longest are forgotten beyond it.
+_DEVICE_COST: Final = 4
+#: Wishes kept, where one with long selectors, or in a large cluster, counts as several; the ones unused for longest are
+#: forgotten beyond it.
 _WISHES: Final = 512
+_CHARACTERS: Final = 1_000
+_DEVICES: Final = 4_000
+#: Kinds of devices of which a wish remembers what it would take.
+_KINDS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,10 @@ class Acceptance:
         selectors: Sequence[Selector],
         capacity: tuple[tuple[str, str | int | float], ...],
         tolerations: tuple[DeviceToleration, ...],
+        weight: int = 1,
     ) -> None:
+        #: What it counts for where wishes are kept.
+        self.weight = weight
         self.nodes: dict[str, OnNode] = {}
         #: What an expression could not answer, and on which device.
         self.problem = ""
@@ -85,6 +93,8 @@ class Acceptance:
         self._capacity = dict(capacity)
         self._tolerations = tolerations
         self._seen = -1
+        #: By kind of device what the wish would take of it, or why it can never serve the wish.
+        self._shares: BoundedCache[object, _Taken | str] = BoundedCache(_KINDS)
 
     def on(self, node: str, *, partitions: bool) -> OnNode | None:
         """What could serve it on a node, partitions of MIG included or not."""
@@ -115,7 +125,8 @@ class Acceptance:
         self.by_card, self.by_partition = bool(fits), len(fits) < len(every)
         if all(fit.share.exclusive for fit in fits):
             return Share(exclusive=True)
-        amounts = {fit.amounts for fit in fits}
+        # Devices of one kind have what is consumed in common.
+        amounts = {fit.amounts for fit in {id(fit.consumed): fit for fit in fits}.values()}
         return amounts.pop() if len(amounts) == 1 else None
 
     def _on(self, devices: tuple[PublishedDevice, ...], meter: Meter) -> OnNode:
@@ -144,16 +155,25 @@ class Acceptance:
     def _fit(self, device: PublishedDevice) -> Fit | None:
         if not all(_tolerated(taint, self._tolerations) for taint in device.device.taints):
             return None
+        taken = self._shares.of(device.kind, lambda: self._taken(device))
+        return None if isinstance(taken, str) else Fit(device, *taken)
+
+    def _taken(self, device: PublishedDevice) -> _Taken | str:
+        """The same for devices of one kind; in words why they can never serve the wish."""
         try:
             taken = consumed(self._capacity, device.device.capacity)
             if taken is None:
-                return None
+                return "too small"
             if device.partition:
-                return Fit(device, Share(exclusive=True), {})
+                return Share(exclusive=True), {}
             share = dra.allocated_share(written(taken), share_id="share", memory_mib=device.memory_mib)
-        except (QuantityError, CodecError):
-            return None
-        return Fit(device, share, taken)
+        except (QuantityError, CodecError) as error:
+            return str(error)
+        return share, taken
+
+
+#: A share, and what it consumes of each capacity.
+_Taken = tuple[Share, dict[str, Fraction]]
 
 
 def written(amounts: dict[str, Fraction]) -> dict[str, str]:
@@ -173,7 +193,7 @@ class Acceptances:
     def __init__(self, table: DeviceTable, selectors: Selectors) -> None:
         self._table = table
         self._selectors = selectors
-        self._known: BoundedCache[object, Acceptance] = BoundedCache(_WISHES)
+        self._known: BoundedCache[object, Acceptance] = BoundedCache(_WISHES, weigh=lambda one: one.weight)
 
     def of(self, wish: DeviceWish, of_class: tuple[str, ...], meter: Meter) -> Acceptance:
         """Where a wish could be served; `of_class` are the expressions of its class.
@@ -187,4 +207,6 @@ class Acceptances:
 
     def _begun(self, wish: DeviceWish, of_class: tuple[str, ...], meter: Meter) -> Acceptance:
         selectors = [self._selectors.of(expression, meter) for expression in (*of_class, *wish.selectors)]
-        return Acceptance(selectors, wish.capacity, wish.tolerations)
+        characters = sum(len(one.expression) for one in selectors)
+        weight = 1 + characters // _CHARACTERS + self._table.count // _DEVICES
+        return Acceptance(selectors, wish.capacity, wish.tolerations, weight)

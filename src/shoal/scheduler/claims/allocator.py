@@ -41,7 +41,7 @@ from shoal.scheduler.state.claim_bookings import allocated_node
 from shoal.scheduler.state.cluster_state import CardsFit, ClusterState, of_length
 
 #: Needs kept; the ones unused for longest are forgotten beyond it.
-_NEEDS: Final = 512
+_NEEDS: Final = 256
 #: Units for a node that is looked at for one wish.
 _NODE_COST: Final = 8
 #: As many pods may use one claim.
@@ -430,7 +430,8 @@ def _least(one: Acceptance) -> Share:
     """What a wish takes of a card at least."""
     if one.share is not None:
         return one.share
-    amounts = [fit.amounts for found in one.nodes.values() for fit in found.fits if not fit.device.partition]
+    fits = {id(fit.consumed): fit for found in one.nodes.values() for fit in found.fits if not fit.device.partition}
+    amounts = [fit.amounts for fit in fits.values()]
     return Share(
         min((share.memory_mib for share in amounts), default=0), min((share.compute for share in amounts), default=0)
     )

@@ -1,6 +1,6 @@
 """What claims may cost the scheduler: per pod and decision, and per namespace over time.
 
-Costs are counted in the units of `evaluation`, roughly a quarter of a microsecond each, and never timed, so the same
+Costs are counted in the units of `evaluation`, roughly 0.2 µs each, and never timed, so the same
 claims on the same devices are refused everywhere. A namespace pays for its pods. What it spends is a debt that is
 forgiven at a fixed rate; while the debt is as large as the limit of one decision, its pods with claims wait. The clock
 is monotonic time in seconds.
@@ -15,10 +15,10 @@ from shoal.model.bounded_cache import BoundedCache
 from shoal.scheduler.claims.errors import NamespaceCostError, PodCostError
 
 #: Units that deciding on one pod may cost, and more of them for each device that nodes publish.
-POD_LIMIT: Final = 500_000
+POD_LIMIT: Final = 200_000
 POD_LIMIT_PER_DEVICE: Final = 50
 #: Units a second that a namespace may spend in the long run: some hundredths of the scheduler's time.
-NAMESPACE_RATE: Final = 150_000
+NAMESPACE_RATE: Final = 60_000
 #: Namespaces remembered; the one that spent nothing for longest is forgotten beyond it.
 _NAMESPACES: Final = 10_000
 
@@ -74,17 +74,23 @@ class ClaimCosts:
 
     def begin(self, namespace: str) -> Meter:
         """A meter for one decision on a pod of the namespace. Raises NamespaceCostError while it has to wait."""
-        limit = POD_LIMIT + POD_LIMIT_PER_DEVICE * self._devices()
+        return Meter(self._limit(), self.check(namespace))
+
+    def check(self, namespace: str) -> _Account | None:
+        """The account of a namespace that need not wait; None without a clock. Raises NamespaceCostError."""
         if self._clock is None:
-            return Meter(limit)
+            return None
         now = self._clock()
         account = self._accounts.of(namespace, lambda: _Account(now))
-        if account.at(now) >= limit:
+        if account.at(now) >= self._limit():
             raise NamespaceCostError(
                 f"deciding on claims of namespace {namespace} has cost more than {NAMESPACE_RATE} units a second: "
                 "the pod is tried again later; make selectors of claims there simpler, or create fewer different ones"
             )
-        return Meter(limit, account)
+        return account
+
+    def _limit(self) -> int:
+        return POD_LIMIT + POD_LIMIT_PER_DEVICE * self._devices()
 
     def forgive(self) -> None:
         """Forget all debts."""

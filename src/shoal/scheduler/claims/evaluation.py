@@ -419,15 +419,20 @@ def _truth(value: Any) -> bool:
 def equal(scope: Scope, left: Any, right: Any) -> bool:
     """CEL's equality: numbers of any type compare, other values of different types are not equal.
 
-    Every pair of elements costs a unit: a list that holds another one twice is small, and may be long to compare.
+    Every pair of elements is charged: a list that holds another one twice is small, and may be long to compare.
     """
     kind, other = type(left), type(right)
     if kind is str and other is str:
         scope.spend(1 + min(len(left), len(right)) // _PER_UNIT)
         return bool(left == right)
-    scope.spend(1)
+    scope.spend(2)
     if kind is list and other is list:
-        return len(left) == len(right) and all(equal(scope, *pair) for pair in zip(left, right, strict=True))
+        if len(left) != len(right):
+            return False
+        for one, two in zip(left, right, strict=True):  # noqa: SIM110 - a generator for each list costs more
+            if not equal(scope, one, two):
+                return False
+        return True
     if isinstance(left, dict) and isinstance(right, dict):
         return _equal_maps(scope, left, right)
     if kind is other:

@@ -26,21 +26,28 @@ from shoal.scheduler.claims.evaluation import (
 )
 from shoal.scheduler.claims.expressions import MAX_LENGTH, parse
 
-#: Expressions kept; the ones unused for longest are forgotten beyond it.
+#: Expressions kept, where a long one counts as several; the ones unused for longest are forgotten beyond it.
 _EXPRESSIONS: Final = 1_000
-#: Kinds of devices of which an expression keeps its answer.
-_ANSWERS: Final = 50_000
+_CHARACTERS: Final = 500
+#: Answers kept, of all expressions together.
+_ANSWERS: Final = 200_000
+#: Keys that a device keeps for expressions that look at different attributes.
+_KEYS: Final = 32
 #: Units for a device of which the answer is known, and for a character of an expression that is read.
 _KNOWN_COST: Final = 4
 _READ_COST: Final = 10
 _SHOWN: Final = 200
 
 
+#: By expression and kind of device: whether it is accepted, or why there is no answer.
+Answers = BoundedCache[tuple[str, object], bool | str]
+
+
 class Selector:
     """One expression, ready to be asked about devices."""
 
-    def __init__(self, expression: str) -> None:
-        """Raises SelectorError for what is not supported."""
+    def __init__(self, expression: str, answers: Answers | None = None) -> None:
+        """Its answers are kept in `answers`, beside those of others. Raises SelectorError for what is not supported."""
         self.expression = expression
         try:
             tree = parse(expression)
@@ -51,7 +58,7 @@ class Selector:
             raise SelectorError(f"selector {_shown(expression)} is nested too deep") from None
         self._size = size_of(tree)
         self._texts = None if looks_at_all(tree) else texts_of(tree)
-        self._answers: BoundedCache[object, bool | str] = BoundedCache(_ANSWERS)
+        self._answers: Answers = BoundedCache(_ANSWERS) if answers is None else answers
 
     def accepts(self, values: DeviceValues, meter: Meter) -> bool:
         """Whether the expression is true of a device.
@@ -59,7 +66,7 @@ class Selector:
         Raises EvaluationError when it has no answer, PodCostError when the meter runs out.
         """
         meter.spend(_KNOWN_COST)
-        key = values.key(self._texts)
+        key = self.expression, values.key(self._texts)
         known = self._answers.get(key)
         if known is None:
             known, cost = self._evaluated(values)
@@ -87,7 +94,7 @@ class Selector:
 class DeviceValues:
     """What selectors see of one device."""
 
-    __slots__ = ("_key", "_parts", "variable")
+    __slots__ = ("_keys", "_parts", "_shared", "variable")
 
     def __init__(self, device: SliceDevice, driver: str) -> None:
         """Raises EvaluationError for a value that no selector can read."""
@@ -113,44 +120,50 @@ class DeviceValues:
                 for own, value in values.items()
             )
         )
-        self._key: dict[frozenset[str] | None, object] = {}
+        domains = tuple(sorted({(kind, domain) for kind, domain, _, _ in self._parts}))
+        self._shared = driver, bool(device.allow_multiple_allocations), domains
+        self._keys: BoundedCache[frozenset[str] | None, object] = BoundedCache(_KEYS)
 
     def key(self, texts: frozenset[str] | None) -> object:
         """The same for devices that an expression cannot tell apart which names only these; None: it may see all."""
-        known = self._key.get(texts)
-        if known is None:
-            parts = self._parts if texts is None else tuple(part for part in self._parts if part[2] in texts)
-            domains = tuple(sorted({(kind, domain) for kind, domain, _, _ in self._parts}))
-            shared = self.variable["driver"], self.variable["allowMultipleAllocations"], domains
-            known = (*shared, parts)
-            if len(self._key) < _EXPRESSIONS:
-                self._key[texts] = known
-        return known
+        return self._keys.of(texts, lambda: self._key(texts))
+
+    def _key(self, texts: frozenset[str] | None) -> object:
+        parts = self._parts if texts is None else tuple(part for part in self._parts if part[2] in texts)
+        return *self._shared, parts
 
 
 class Selectors:
     """Expressions, each read once."""
 
     def __init__(self) -> None:
-        self._known: BoundedCache[str, Selector | str] = BoundedCache(_EXPRESSIONS)
+        self._known: BoundedCache[str, _Read] = BoundedCache(_EXPRESSIONS, weigh=_weight)
+        self._answers: Answers = BoundedCache(_ANSWERS)
 
     def of(self, expression: str, meter: Meter) -> Selector:
         """The selector of an expression. Raises SelectorError, and PodCostError when the meter runs out."""
         known = self._known.get(expression)
         if known is None:
             meter.spend(_READ_COST * min(len(expression), MAX_LENGTH))
-            known = _read(expression)
+            known = self._read(expression)
             self._known.put(expression, known)
         if isinstance(known, str):
             raise SelectorError(known)
         return known
 
+    def _read(self, expression: str) -> _Read:
+        try:
+            return Selector(expression, self._answers)
+        except SelectorError as error:
+            return str(error)
 
-def _read(expression: str) -> Selector | str:
-    try:
-        return Selector(expression)
-    except SelectorError as error:
-        return str(error)
+
+#: An expression, or why it is refused.
+_Read = Selector | str
+
+
+def _weight(known: _Read) -> int:
+    return 1 + len(known if isinstance(known, str) else known.expression) // _CHARACTERS
 
 
 def _shown(expression: str) -> str:

@@ -28,8 +28,9 @@ from shoal.scheduler.claims.costs import Meter
 from shoal.scheduler.claims.errors import NotReadyError, OwnClaimError, PodCostError, SelectorError
 from shoal.scheduler.claims.selectors import Selectors
 
-#: Specs of claims kept; the ones unused for longest are forgotten beyond it.
+#: Specs of claims kept, where a long one counts as several; the ones unused for longest are forgotten beyond it.
 _SPECS: Final = 10_000
+_CHARACTERS: Final = 500
 #: Bytes of a claim's spec that cost one unit to look up.
 _BYTES_PER_UNIT: Final = 64
 #: Ways to combine the alternatives of a pod's requests that are tried.
@@ -75,7 +76,7 @@ class ClaimWishes:
 
     def __init__(self, selectors: Selectors) -> None:
         self._selectors = selectors
-        self._known: BoundedCache[bytes, ClaimWish | str] = BoundedCache(_SPECS)
+        self._known: BoundedCache[bytes, ClaimWish | str] = BoundedCache(_SPECS, weigh=_weight)
 
     def of(self, claim: ResourceClaim, meter: Meter) -> ClaimWish:
         """What the claim asks for. Raises RequestError, and PodCostError when the meter runs out."""
@@ -98,6 +99,13 @@ class ClaimWishes:
         except (RequestError, SelectorError) as error:
             return str(error)
         return ClaimWish(requests, spec.devices.constraints)
+
+
+def _weight(known: ClaimWish | str) -> int:
+    if isinstance(known, str):
+        return 1
+    texts = (one for alternatives in known.requests for wish in alternatives for one in (wish.name, *wish.selectors))
+    return 1 + sum(map(len, texts)) // _CHARACTERS
 
 
 def _alternatives(request: DeviceRequest) -> tuple[DeviceWish, ...]:
