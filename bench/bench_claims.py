@@ -1,26 +1,36 @@
-"""Claims of cards: pods bound per second by Shoal's scheduler and by the stock one, and what placing by claims costs in
-GPUs that are handed out.
+"""Claims of cards: pods bound per second by Shoal's scheduler and by the stock one, also beside a stream of hostile
+claims, and what placing by claims costs in GPUs that are handed out.
 
 The first is measured as in `bench_scheduler`: nodes are objects with 8 cards that publish them in a slice, every pod
 has a claim of its own that is there before a scheduler starts, and the rate counts from the first pod bound to the
 last.
 The second replays a trace (`--traces DIR`) once by shares and once by claims, in the static protocol of
 docs/placement.md; without a folder the made-up workload.
+The third (`--only hostile`) is the first, while another namespace makes pods that fit nowhere: once with a selector
+that is cheap, once with a different one each that costs as much as a selector may, on every device again.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from statistics import median
+from types import TracebackType
 from typing import Any
 
 import yaml
 
 from bench import results, traces
 from bench.bench_scheduler import SHOAL, STOCK_NAME, rate
-from bench.scheduling import CARDS, NAMESPACE, SIZES, Meter, Observer, Rig
+from bench.scheduling import CARDS, NAMESPACE, SIZES, Meter, Observer, Rig, client_of, in_flight
+from shoal.kube.client import Client
 from shoal.kube.resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from shoal.model.contract import dra, keti
 from shoal.model.gpu import NodeGpus
@@ -29,9 +39,12 @@ from shoal.simulate.static import MARKS, arrivals, run_static
 from shoal.simulate.trace import Workload, capacity_milli
 from tests.scheduler.claims.world import CLASS, World, asks, slice_of
 from tests.testbed.fake_nodes import made_up
-from tests.testbed.processes import Process, Run
+from tests.testbed.processes import Process, Run, TestbedError
 
 OURS, STOCK = "gpu-scheduler", "kube-scheduler"
+HOSTILE, HARMLESS = "hostile", "harmless"
+#: Pods of the other namespace that are there before the scheduler starts, and a second.
+BACKLOG, PER_SECOND = 100, 20.0
 POLICY = "fragmentation"
 
 
@@ -132,6 +145,97 @@ def bound_per_second(nodes: int, pods: int, rounds: int) -> list[results.Row]:
     return rows
 
 
+def hostile(number: int) -> str:
+    """An expression that compares two lists of 2^20 numbers, and is asked of every device again."""
+    text = "cel.bind(v0, [1], "
+    for depth in range(20):
+        text += f"cel.bind(v{depth + 1}, [v{depth}, v{depth}], "
+    different = f'device.attributes["{dra.DRIVER}"].{dra.ATTRIBUTE_UUID} != "none-{number}"'
+    return f"{different} && {text} v20 != v20{')' * 21}"
+
+
+def harmless(number: int) -> str:
+    """An expression that accepts nothing either."""
+    return 'device.driver == "none"'
+
+
+class Stream:
+    """Pods with claims in a namespace of their own, as long as it is used. Use it in `with`."""
+
+    def __init__(self, rig: ClaimRig, kind: str) -> None:
+        self.made = 0
+        self._namespace = kind
+        self._kubeconfig = rig.kubeconfig
+        self._expression: Callable[[int], str] = hostile if kind == HOSTILE else harmless
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._go_on()), name="stream", daemon=True)
+        with contextlib.suppress(TestbedError):
+            rig.plane.api.create_namespace(kind)
+        asyncio.run(self._begin())
+
+    def __enter__(self) -> Stream:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        asyncio.run(self._remove())
+
+    async def _begin(self) -> None:
+        async with client_of(self._kubeconfig) as client:
+            for _ in range(BACKLOG):
+                await self._make(client)
+
+    async def _go_on(self) -> None:
+        async with client_of(self._kubeconfig) as client:
+            start = time.monotonic()
+            for number in itertools.count():
+                await asyncio.sleep(max(0.0, start + number / PER_SECOND - time.monotonic()))
+                if self._over.is_set():
+                    return
+                await self._make(client)
+
+    async def _make(self, client: Client) -> None:
+        self.made += 1
+        name = f"pod-{self.made:05}"
+        claim = {
+            "metadata": {"name": name},
+            "spec": {"devices": {"requests": [asks(memory="1Gi", select=[self._expression(self.made)])]}},
+        }
+        await client.create(RESOURCE_CLAIMS.raw, claim, namespace=self._namespace)
+        await client.create(PODS.raw, _pod(name, keti.SCHEDULER_NAME), namespace=self._namespace)
+
+    async def _remove(self) -> None:
+        names = [f"pod-{number + 1:05}" for number in range(self.made)]
+        async with client_of(self._kubeconfig) as client:
+            await in_flight(names, lambda name: client.delete(PODS, name, namespace=self._namespace, grace_seconds=0))
+            await in_flight(names, lambda name: client.delete(RESOURCE_CLAIMS, name, namespace=self._namespace))
+
+
+def beside_a_stream(nodes: int, pods: int, rounds: int) -> list[results.Row]:
+    """Pods a second of one namespace, beside harmless and beside hostile claims of another."""
+    found: dict[str, list[tuple[float, float]]] = {HARMLESS: [], HOSTILE: []}
+    with Run() as run:
+        rig = ClaimRig(run, nodes)
+        rig.publish()
+        for number in range(rounds):
+            for kind, outcomes in found.items():
+                with Stream(rig, kind) as stream:
+                    outcomes.append(measure(rig, OURS, pods))
+                    said = f"{nodes:,} nodes, round {number + 1}: beside {stream.made} {kind} pods"
+                print("{}: {:.0f} pods/s, {:.2f} s CPU per 1,000".format(said, *outcomes[-1]), flush=True)
+    size = f"{nodes:,} nodes, claims"
+    rates, cpu = ({kind: median(each[n] for each in outcomes) for kind, outcomes in found.items()} for n in (0, 1))
+    return [
+        *(results.Row(f"{size}: beside {kind} ones", rate, "pods/s") for kind, rate in rates.items()),
+        results.above(f"{size}: hostile / harmless", rates[HOSTILE] / rates[HARMLESS], "×", 0.8),
+        *(results.Row(f"{size}: beside {kind} ones: CPU per 1,000 pods", used, "s") for kind, used in cpu.items()),
+    ]
+
+
 def handed_out(folder: Path | None, workload: str, seed: int) -> list[results.Row]:
     """What is allocated when all of the capacity has arrived, by shares and by claims."""
     nodes, (loaded,) = traces.load(folder, (workload,))
@@ -190,13 +294,15 @@ def main() -> None:
     parser.add_argument("--traces", type=Path)
     parser.add_argument("--workload", default="default")
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--only", choices=("rate", "trace"))
+    parser.add_argument("--only", choices=("rate", "trace", "hostile"))
     options = parser.parse_args()
     rows: list[results.Row] = []
-    if options.only != "rate":
+    if options.only in (None, "trace"):
         rows += handed_out(options.traces, options.workload, options.seed)
-    if options.only != "trace":
+    if options.only in (None, "rate"):
         rows += bound_per_second(options.nodes, options.pods, options.rounds)
+    if options.only in (None, "hostile"):
+        rows += beside_a_stream(options.nodes, options.pods, options.rounds)
     results.report("claims", rows)
 
 

@@ -97,3 +97,26 @@ def test_what_is_dropped_for_want_of_room_is_told() -> None:
     cache.put("b", 3)
     cache.of("c", lambda: 4)
     assert dropped == [3]
+
+
+def test_the_size_is_that_of_all_values_where_they_are_weighed() -> None:
+    dropped: list[str] = []
+    cache: BoundedCache[str, str] = BoundedCache(10, dropped=dropped.append, weigh=len)
+    cache.put("a", "aaaa")
+    cache.put("b", "bbbb")
+    cache.put("c", "cc")
+    assert len(cache) == 3
+    cache.get("a")
+    cache.put("d", "d")
+    assert dropped == ["bbbb"]
+    cache.put("a", "aaaaaa")
+    assert list(cache) == ["c", "d", "a"]
+    cache.pop("a")
+    cache.of("e", lambda: "eeeeeeee")
+    assert list(cache) == ["d", "e"]
+    cache.put("f", "f" * 20)
+    assert list(cache) == ["f"], "what is too large alone is kept alone"
+    cache.clear()
+    cache.put("g", "g" * 10)
+    cache.put("h", "")
+    assert list(cache) == ["g", "h"]

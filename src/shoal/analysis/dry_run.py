@@ -7,8 +7,9 @@ arrivals old; and of equal nodes the first by name is taken, where it takes the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -63,7 +64,7 @@ class DryRun:
         self.feasibility = Feasibility(tables)
         self.budgets = DisruptionBudgets(_store(snapshot.budgets))
         #: Claims of devices; what was decided here is written nowhere.
-        self.claims = ClaimsPlacing(None, self.state)
+        self.claims = ClaimsPlacing(None, self.state, clock=lambda: 0.0)
         self._promised: list[tuple[Standing, str, str]] = []
         self._take_in_all_but_pods()
         #: On which nodes what is measured counts, in words.
@@ -94,18 +95,20 @@ class DryRun:
             return
         if pod.status.nominated_node_name:
             self._promised.append((standing_of(pod), pod.status.nominated_node_name, full_name(pod)))
-        request = self.request(pod)
+        request = self._demand(pod)
         if request is not None and request.containers and not pod.spec.scheduling_gates:
             self.state.wait(pod)
 
-    # Questions
-
-    def request(self, pod: Pod) -> Request | None:
-        """What the pod asks for; None for a bad request."""
+    def _demand(self, pod: Pod) -> Request | None:
+        """What a waiting pod asks for; None when that is not known, or costs more than its namespace may spend."""
         try:
-            return self._asked(pod)
+            if pod.spec.resource_claims:
+                return self.claims.allocator.demand(self._with_claims(pod))
+            return self.state.request(pod)
         except RequestError:
             return None
+
+    # Questions
 
     def check(self, pod: Pod) -> Request:
         """What the pod asks for. Raises RequestError as the scheduler would refuse it, also for another cluster."""
@@ -118,20 +121,16 @@ class DryRun:
         if not pod.spec.resource_claims:
             return verdict
         pod = self._with_claims(pod)
-        try:
+        with self._question():
             self.claims.allocator.decide(pod, among=verdict.allowed)
             return self.claims.refusal(pod, verdict)[1]
-        except NotReadyError as error:
-            raise RequestError(str(error)) from error
 
     def cards_fit_without(self, pod: Pod) -> CardsFit:
         """Whether cards of a node could take the pod once some pods are gone. Raises RequestError."""
         if not pod.spec.resource_claims:
             return self.state.cards_fit_without(self.check(pod))
-        try:
+        with self._question():
             return self.claims.allocator.fits_without(self._with_claims(pod))
-        except NotReadyError as error:
-            raise RequestError(str(error)) from error
 
     def held_by_claims(self, pod: Pod) -> Allocation | None:
         """The cards of a bound pod's claims; None when it has none."""
@@ -153,8 +152,15 @@ class DryRun:
     def _asked(self, pod: Pod) -> Request:
         if not pod.spec.resource_claims:
             return self.state.request(pod)
-        try:
+        with self._question():
             return self.claims.allocator.request(self._with_claims(pod))
+
+    @contextlib.contextmanager
+    def _question(self) -> Iterator[None]:
+        """A question about claims costs at most what one decision may, whatever was asked before."""
+        self.claims.allocator.costs.forgive()
+        try:
+            yield
         except NotReadyError as error:
             raise RequestError(str(error)) from error
 

@@ -18,7 +18,7 @@ from shoal.model.errors import RequestError
 from shoal.model.request import ContainerRequest, Share, accepts
 from shoal.placement.columns import BoolArray
 from shoal.placement.ledger import NodeLedger
-from shoal.scheduler.claims.errors import SearchLimitError
+from shoal.scheduler.claims.errors import PodCostError
 from shoal.scheduler.diagnosis import diagnose
 from shoal.scheduler.preemption import PodOnNode, candidate_limit, choose, may_preempt
 
@@ -42,7 +42,7 @@ def unschedulable(dry_run: DryRun, pod: Pod, *, details: int) -> Unschedulable:
     verdict = dry_run.verdict(pod)
     diagnosis = diagnose(dry_run.engine, dry_run.check(pod), verdict)
     giving_way = fewest = None
-    with contextlib.suppress(SearchLimitError):  # nobody gives way to claims that are too hard to serve
+    with contextlib.suppress(PodCostError):  # nobody gives way to claims that are too hard to serve
         giving_way = preempts(dry_run, pod, diagnosis.candidates)
         fewest = None if giving_way else fewest_victims(dry_run, pod, diagnosis.candidates)
     return Unschedulable(

@@ -147,7 +147,12 @@ class Scheduler:
         self._device_claims: ClaimsPlacing | None = None
         if config.claims:
             self._device_claims = ClaimsPlacing(
-                client, self.state, news=self._on_news, may_write=self.may_write, now=_now
+                client,
+                self.state,
+                news=self._on_news,
+                may_write=self.may_write,
+                now=_now,
+                clock=time.monotonic,
             )
         clearing = Clearing(context, budgets=budgets, rng=random.Random())
         self.loop = Loop(

@@ -20,7 +20,7 @@ from shoal.model.contract.groups import PodGroup, decode_group
 from shoal.model.errors import CodecError, RequestError
 from shoal.model.pod import check_cluster
 from shoal.placement.errors import PolicyError
-from shoal.scheduler.claims.errors import NotReadyError, OwnClaimError
+from shoal.scheduler.claims.errors import NamespaceCostError, NotReadyError, OwnClaimError
 from shoal.scheduler.claims.names import changing
 from shoal.scheduler.claims.placing import ClaimsPlacing
 from shoal.scheduler.claims.wishes import waits_for_claims
@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 BY: Final = "loop"
 #: Decisions between two looks at the network.
 _TURNS: Final = 8
+#: Seconds of a decision after which health ports, signals and the watch have their turn at once.
+_LONG: Final = 0.005
 _REASON_ERROR: Final = "SchedulerError"
 _CLAIMS_OFF: Final = (
     "has claims of devices, which this scheduler does not allocate: set claims: true in its settings, or schedule the "
@@ -183,12 +185,13 @@ class Loop:
                 await self._rest(now)
                 continue
             self._try(waiting)
-            self._metrics.decision_seconds.observe(self._clock() - now, BY)
+            took = self._clock() - now
+            self._metrics.decision_seconds.observe(took, BY)
             turns += 1
             if len(self._binding) >= self._binds:
                 self._landed.clear()
                 await self._landed.wait()
-            elif turns % _TURNS == 0:
+            elif turns % _TURNS == 0 or took > _LONG:
                 await asyncio.sleep(0)
 
     async def _rest(self, now: float) -> None:
@@ -226,6 +229,11 @@ class Loop:
             self._refuse(waiting, pod, str(error), alone=isinstance(error, OwnClaimError))
         except NotReadyError as error:
             self._wait_for_claims(waiting, pod, str(error))
+        except NamespaceCostError as error:
+            # Time helps here, and nothing else has to happen.
+            self._metrics.decisions.inc(BY, "deferred")
+            self._reporter.waiting(pod, str(error), once=True)
+            self.queue.retry(waiting.uid, self._clock())
         except Exception:
             # One odd pod must not end the scheduling of all others.
             log.exception("%s/%s: deciding failed", waiting.namespace, waiting.name)
@@ -277,6 +285,7 @@ class Loop:
     def _place_with_claims(self, waiting: QueuedPod, pod: Pod) -> tuple[Verdict, Allocation | None]:
         if self.device_claims is None:
             raise RequestError(self.no_claims)
+        self.device_claims.allocator.costs.check(pod.metadata.namespace)
         verdict = self._feasibility.verdict(pod)
         among = self._clearing.keep_clear(verdict.allowed, waiting.standing)
         return verdict, self.device_claims.place(pod, among=among, favour=verdict.favour)

@@ -30,7 +30,7 @@ from shoal.kube.resources import PODS, key_of
 from shoal.kube.selectors import RawLabelSelector, label_selector
 from shoal.kube.store import Store
 from shoal.placement.columns import BoolArray
-from shoal.scheduler.claims.errors import SearchLimitError
+from shoal.scheduler.claims.errors import PodCostError
 from shoal.scheduler.context import SchedulingContext
 from shoal.scheduler.queue.order import Standing
 from shoal.scheduler.state.cluster_state import CardsFit
@@ -312,7 +312,7 @@ class Clearing:
                 budgets=self._budgets.allowances(),
                 limit=candidate_limit(self._state.nodes()),
             )
-        except SearchLimitError:
+        except PodCostError:
             log.warning("preempting for %s: its claims are too hard to serve, and nobody gives way", _name(pod))
             return None
 

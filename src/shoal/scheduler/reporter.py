@@ -68,9 +68,20 @@ class Reporter:
         )
 
     def waiting(
-        self, pod: Pod, message: str, *, reason: str = REASON_UNSCHEDULABLE, nominated: str | None = None
+        self,
+        pod: Pod,
+        message: str,
+        *,
+        reason: str = REASON_UNSCHEDULABLE,
+        nominated: str | None = None,
+        once: bool = False,
     ) -> None:
-        """The pod cannot be placed now; `nominated` is the node that is being cleared for it."""
+        """The pod cannot be placed now; `nominated` is the node that is being cleared for it.
+
+        With `once` no Event repeats what the pod's condition shows already.
+        """
+        if once and _shows(pod, reason, message, nominated):
+            return
         self._recorder.record(reference_to(PODS, pod), "Warning", "FailedScheduling", message)
         if not _shows(pod, reason, message, nominated):
             condition = {"type": CONDITION, "status": "False", "reason": reason, "message": message[:_MAX_MESSAGE]}

@@ -20,7 +20,7 @@ from shoal.model.contract import dra
 from shoal.model.gpu import Gpu, MigInstance
 from shoal.model.request import Share
 from shoal.placement.ledger import Booking
-from shoal.scheduler.claims.errors import SearchLimitError
+from shoal.scheduler.claims.errors import PodCostError
 from shoal.scheduler.preemption import Clearing, PodOnNode, PreemptionPlan, choose
 from shoal.scheduler.queue.order import Standing
 from tests.scheduler.claims.test_partitions import a_partition, cut
@@ -289,8 +289,9 @@ def test_claims_that_are_too_hard_to_serve_make_nobody_give_way(monkeypatch: pyt
         scene.holder(1, a_partition())
     hard = scene.pod(scene.claim(a_partition(count=20), constraints=[{"distinctAttribute": "x.dev/none"}]), priority=9)
     assert scene.victims(hard) is None
-    monkeypatch.setattr("shoal.scheduler.claims.allocator._STEPS_WITHOUT", 3)
+    monkeypatch.setattr("shoal.scheduler.claims.costs.POD_LIMIT", 500)
+    monkeypatch.setattr("shoal.scheduler.claims.costs.POD_LIMIT_PER_DEVICE", 0)
     fits = scene.claims.allocator.fits_without(scene.pod(scene.claim(a_partition(count=20)), priority=9))
     every = frozenset(pod for pod in scene.state.engine.ledger.node("n1").pods)  # type: ignore[union-attr]
-    with pytest.raises(SearchLimitError):
+    with pytest.raises(PodCostError):
         fits("n1", every)

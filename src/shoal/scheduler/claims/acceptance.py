@@ -18,13 +18,21 @@ from shoal.model.contract import dra
 from shoal.model.errors import CodecError, QuantityError
 from shoal.model.request import Share
 from shoal.scheduler.claims.capacity import consumed
+from shoal.scheduler.claims.costs import Meter
 from shoal.scheduler.claims.devices import DeviceTable, PublishedDevice
 from shoal.scheduler.claims.errors import EvaluationError
 from shoal.scheduler.claims.selectors import Selector, Selectors
 from shoal.scheduler.claims.wishes import DeviceWish
 
-#: Wishes kept; the ones unused for longest are forgotten beyond it.
+#: Units for looking at one device.
+_DEVICE_COST: Final = 4
+#: Wishes kept, where one with long selectors, or in a large cluster, counts as several; the ones unused for longest are
+#: forgotten beyond it.
 _WISHES: Final = 512
+_CHARACTERS: Final = 1_000
+_DEVICES: Final = 4_000
+#: Kinds of devices of which a wish remembers what it would take.
+_KINDS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,10 @@ class Acceptance:
         selectors: Sequence[Selector],
         capacity: tuple[tuple[str, str | int | float], ...],
         tolerations: tuple[DeviceToleration, ...],
+        weight: int = 1,
     ) -> None:
+        #: What it counts for where wishes are kept.
+        self.weight = weight
         self.nodes: dict[str, OnNode] = {}
         #: What an expression could not answer, and on which device.
         self.problem = ""
@@ -82,24 +93,24 @@ class Acceptance:
         self._capacity = dict(capacity)
         self._tolerations = tolerations
         self._seen = -1
+        #: By kind of device what the wish would take of it, or why it can never serve the wish.
+        self._shares: BoundedCache[object, _Taken | str] = BoundedCache(_KINDS)
 
     def on(self, node: str, *, partitions: bool) -> OnNode | None:
         """What could serve it on a node, partitions of MIG included or not."""
         found = self.nodes.get(node)
         return found if found is None or partitions or not self.by_partition else found.cards
 
-    def catch_up(self, table: DeviceTable) -> None:
-        """Ask about the nodes whose devices changed."""
+    def catch_up(self, table: DeviceTable, meter: Meter) -> None:
+        """Ask about the nodes whose devices changed. Raises PodCostError when the meter runs out."""
         if self._seen == table.version:
             return
         changed = table.changed_since(self._seen) if self._seen >= 0 else None
         if changed is None:
             changed = list({**self.nodes, **table.nodes})
             self.problem = ""
-        for selector in self._selectors:
-            selector.renew()
         for node in changed:
-            found = self._on(table.nodes.get(node, ()))
+            found = self._on(table.nodes.get(node, ()), meter)
             if found.matching:
                 self.nodes[node] = found
             else:
@@ -114,15 +125,17 @@ class Acceptance:
         self.by_card, self.by_partition = bool(fits), len(fits) < len(every)
         if all(fit.share.exclusive for fit in fits):
             return Share(exclusive=True)
-        amounts = {fit.amounts for fit in fits}
+        # Devices of one kind have what is consumed in common.
+        amounts = {fit.amounts for fit in {id(fit.consumed): fit for fit in fits}.values()}
         return amounts.pop() if len(amounts) == 1 else None
 
-    def _on(self, devices: tuple[PublishedDevice, ...]) -> OnNode:
+    def _on(self, devices: tuple[PublishedDevice, ...], meter: Meter) -> OnNode:
         fits: list[Fit] = []
         matching = 0
         for device in devices:
             try:
-                if not self._matches(device):
+                meter.spend(_DEVICE_COST)
+                if not self._matches(device, meter):
                     continue
             except EvaluationError as error:
                 # The stock scheduler ends the whole try; here the node is not used.
@@ -134,24 +147,33 @@ class Acceptance:
                 fits.append(fit)
         return OnNode(tuple(fits), matching)
 
-    def _matches(self, device: PublishedDevice) -> bool:
+    def _matches(self, device: PublishedDevice, meter: Meter) -> bool:
         if device.values is None:
             raise EvaluationError(device.problem)
-        return all(selector.accepts(device.values) for selector in self._selectors)
+        return all(selector.accepts(device.values, meter) for selector in self._selectors)
 
     def _fit(self, device: PublishedDevice) -> Fit | None:
         if not all(_tolerated(taint, self._tolerations) for taint in device.device.taints):
             return None
+        taken = self._shares.of(device.kind, lambda: self._taken(device))
+        return None if isinstance(taken, str) else Fit(device, *taken)
+
+    def _taken(self, device: PublishedDevice) -> _Taken | str:
+        """The same for devices of one kind; in words why they can never serve the wish."""
         try:
             taken = consumed(self._capacity, device.device.capacity)
             if taken is None:
-                return None
+                return "too small"
             if device.partition:
-                return Fit(device, Share(exclusive=True), {})
+                return Share(exclusive=True), {}
             share = dra.allocated_share(written(taken), share_id="share", memory_mib=device.memory_mib)
-        except (QuantityError, CodecError):
-            return None
-        return Fit(device, share, taken)
+        except (QuantityError, CodecError) as error:
+            return str(error)
+        return share, taken
+
+
+#: A share, and what it consumes of each capacity.
+_Taken = tuple[Share, dict[str, Fraction]]
 
 
 def written(amounts: dict[str, Fraction]) -> dict[str, str]:
@@ -171,15 +193,20 @@ class Acceptances:
     def __init__(self, table: DeviceTable, selectors: Selectors) -> None:
         self._table = table
         self._selectors = selectors
-        self._known: BoundedCache[object, Acceptance] = BoundedCache(_WISHES)
+        self._known: BoundedCache[object, Acceptance] = BoundedCache(_WISHES, weigh=lambda one: one.weight)
 
-    def of(self, wish: DeviceWish, of_class: tuple[str, ...]) -> Acceptance:
-        """Where a wish could be served; `of_class` are the expressions of its class. Raises SelectorError."""
+    def of(self, wish: DeviceWish, of_class: tuple[str, ...], meter: Meter) -> Acceptance:
+        """Where a wish could be served; `of_class` are the expressions of its class.
+
+        Raises SelectorError, and PodCostError when the meter runs out.
+        """
         key = (of_class, wish.selectors, wish.capacity, wish.tolerations)
-        found = self._known.of(key, lambda: self._begun(wish, of_class))
-        found.catch_up(self._table)
+        found = self._known.of(key, lambda: self._begun(wish, of_class, meter))
+        found.catch_up(self._table, meter)
         return found
 
-    def _begun(self, wish: DeviceWish, of_class: tuple[str, ...]) -> Acceptance:
-        selectors = [self._selectors.of(expression) for expression in (*of_class, *wish.selectors)]
-        return Acceptance(selectors, wish.capacity, wish.tolerations)
+    def _begun(self, wish: DeviceWish, of_class: tuple[str, ...], meter: Meter) -> Acceptance:
+        selectors = [self._selectors.of(expression, meter) for expression in (*of_class, *wish.selectors)]
+        characters = sum(len(one.expression) for one in selectors)
+        weight = 1 + characters // _CHARACTERS + self._table.count // _DEVICES
+        return Acceptance(selectors, wish.capacity, wish.tolerations, weight)

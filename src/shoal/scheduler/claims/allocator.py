@@ -11,7 +11,7 @@ I/O, and nothing is booked here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from typing import Final
@@ -32,20 +32,25 @@ from shoal.placement.ledger import NodeLedger
 from shoal.placement.weights import FAVOUR
 from shoal.placement.without import FitsWithout
 from shoal.scheduler.claims.acceptance import Acceptance, Acceptances, Fit
-from shoal.scheduler.claims.choice import Chosen, Steps, chosen_on
+from shoal.scheduler.claims.choice import Chosen, chosen_on
+from shoal.scheduler.claims.costs import ClaimCosts, Meter
 from shoal.scheduler.claims.devices import DeviceTable
-from shoal.scheduler.claims.errors import NotReadyError, OwnClaimError, SearchLimitError, SelectorError
+from shoal.scheduler.claims.errors import (
+    NamespaceCostError,
+    NotReadyError,
+    OwnClaimError,
+    PodCostError,
+    SelectorError,
+)
 from shoal.scheduler.claims.selectors import Selectors
 from shoal.scheduler.claims.wishes import MAX_WAYS, ClaimWish, ClaimWishes, DeviceWish, claims_of
 from shoal.scheduler.state.claim_bookings import allocated_node
 from shoal.scheduler.state.cluster_state import CardsFit, ClusterState, of_length
 
 #: Needs kept; the ones unused for longest are forgotten beyond it.
-_NEEDS: Final = 512
-#: Steps that the search for cards may take for one pod, on all nodes together.
-_STEPS: Final = 20_000
-#: And for one pod that others shall give way to.
-_STEPS_WITHOUT: Final = 100_000
+_NEEDS: Final = 256
+#: Units for a node that is looked at for one wish.
+_NODE_COST: Final = 8
 #: As many pods may use one claim.
 MAX_CONSUMERS: Final = 256
 
@@ -117,11 +122,12 @@ class ClaimsNeed:
 class ClaimsAllocator:
     """Claims, classes and devices as the watch shows them, and decisions on them."""
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: ClusterState, clock: Callable[[], float] | None = None) -> None:
         self._state = state
         self._selectors = Selectors()
         self._wishes = ClaimWishes(self._selectors)
         self.devices = DeviceTable()
+        self.costs = ClaimCosts(clock, lambda: self.devices.count)
         self._acceptances = Acceptances(self.devices, self._selectors)
         self._classes: dict[str, DeviceClass] = {}
         self._needs: BoundedCache[object, ClaimsNeed] = BoundedCache(_NEEDS)
@@ -148,19 +154,26 @@ class ClaimsAllocator:
         return claims_of(pod, self._state.claims.find)
 
     def request(self, pod: Pod) -> Request:
-        """What the pod asks for of cards, its claims included, in the best way. Raises NotReadyError, RequestError."""
+        """What the pod asks for of cards, its claims included, in the best way.
+
+        Raises NotReadyError, RequestError and NamespaceCostError.
+        """
         claims = self.claims(pod)
-        return self._need(pod, claims, next(self._ways(claims))).request
+        meter = self.costs.begin(pod.metadata.namespace)
+        return self._need(pod, claims, next(self._ways(claims, meter)), meter).request
 
     def demand(self, pod: Pod) -> Request | None:
         """What `request` says, which is how the pod counts as demand; None when that is not known."""
         try:
             return self.request(pod)
-        except (NotReadyError, RequestError):
+        except (NotReadyError, RequestError, NamespaceCostError):
             return None
 
     def decide(self, pod: Pod, *, among: BoolArray, favour: FloatArray | None = None) -> ClaimsPlan | None:
-        """Where the pod and its claims would go; None when there is no place. Raises NotReadyError, RequestError."""
+        """Where the pod and its claims would go; None when there is no place.
+
+        Raises NotReadyError, RequestError and NamespaceCostError.
+        """
         claims = self.claims(pod)
         rows = self._state.engine.ledger.columns.rows
         among = of_length(among, rows)
@@ -172,11 +185,12 @@ class ClaimsAllocator:
         if not todo:
             placed = self._state.engine.decide(self._state.request(pod), among=among, favour=favour)
             return None if placed is None else ClaimsPlan(placed.node, (), allocated)
-        for way in self._ways(todo):
-            need = self._need(pod, todo, way)
+        meter = self.costs.begin(pod.metadata.namespace)
+        for way in self._ways(todo, meter):
+            need = self._need(pod, todo, way, meter)
             self._last = (pod.metadata.uid, need)
             for serving in need.servings:
-                found = self._place(need, serving, among & serving.nodes, favour)
+                found = self._place(need, serving, among & serving.nodes, favour, meter)
                 if found is not None:
                     node, fits = found
                     return ClaimsPlan(node, _decisions(todo, need, fits), allocated)
@@ -185,10 +199,11 @@ class ClaimsAllocator:
     def fits_without(self, pod: Pod) -> CardsFit:
         """A question about one node at a time: would `decide` find a place there, were some pods (UIDs) not there?
 
-        Claims that only those use are free then. Raises NotReadyError and RequestError; the question raises
-        SearchLimitError when all questions together take too many steps.
+        Claims that only those use are free then. Raises NotReadyError, RequestError and NamespaceCostError; the
+        question raises PodCostError when all questions together cost too much.
         """
         claims = self.claims(pod)
+        meter = self.costs.begin(pod.metadata.namespace)
         rows = self._state.engine.ledger.columns.rows
         among = np.ones(rows, np.bool_)
         for claim in claims:
@@ -196,11 +211,11 @@ class ClaimsAllocator:
                 among &= self.only(pod, claim)
         todo = [claim for claim in claims if claim.status.allocation is None]
         if todo:
-            needs = [self._need(pod, todo, way) for way in self._ways(todo)]
+            needs = [self._need(pod, todo, way, meter) for way in self._ways(todo, meter)]
         else:
             every = DeviceServing(False, np.ones(rows, np.bool_), self._state.request(pod))
             needs = [ClaimsNeed((), (), (), (every,))]
-        engine, steps = self._state.engine, Steps(_STEPS_WITHOUT)
+        engine = self._state.engine
         trials = [(need, one, engine.fits_without(one.request)) for need in needs for one in need.servings]
 
         def fits(name: str, gone: frozenset[str]) -> bool:
@@ -209,7 +224,7 @@ class ClaimsAllocator:
                 return False
             away = gone | self._state.claims.freed_by(name, gone)
             return any(
-                self._serves(need, one, books, name, away, steps) for need, one, books in trials if one.nodes[row]
+                self._serves(need, one, books, name, away, meter) for need, one, books in trials if one.nodes[row]
             )
 
         return fits
@@ -221,19 +236,15 @@ class ClaimsAllocator:
         books: FitsWithout,
         name: str,
         away: frozenset[str],
-        steps: Steps,
+        meter: Meter,
     ) -> bool:
+        meter.spend(_NODE_COST)
         node = books.node(name, away) if books(name, away) else None
-        if node is None:
-            return False
-        chosen = self._chosen(need, serving, node, steps)
-        if chosen is None and steps.left <= 0:
-            raise SearchLimitError
-        return chosen is not None
+        return node is not None and self._chosen(need, serving, node, meter) is not None
 
     def wish(self, claim: ResourceClaim) -> ClaimWish:
         """What a claim asks for. Raises RequestError."""
-        return self._wishes.of(claim)
+        return self._wishes.of(claim, Meter())
 
     def last_need(self, pod: Pod) -> ClaimsNeed | None:
         """The need that `decide` looked at last for this pod."""
@@ -265,12 +276,12 @@ class ClaimsAllocator:
             only[row] = True
         return only
 
-    def _ways(self, claims: Sequence[ResourceClaim]) -> Iterator[tuple[tuple[int, DeviceWish], ...]]:
+    def _ways(self, claims: Sequence[ResourceClaim], meter: Meter) -> Iterator[tuple[tuple[int, DeviceWish], ...]]:
         """The ways to combine alternatives, those with the better ones first."""
         slots = [
             [(number, wish) for wish in alternatives]
             for number, claim in enumerate(claims)
-            for alternatives in self._wishes.of(claim).requests
+            for alternatives in self._wishes.of(claim, meter).requests
         ]
         return islice(product(*slots), MAX_WAYS)
 
@@ -280,19 +291,22 @@ class ClaimsAllocator:
             raise RequestError(f"there is no device class {shown(wish.device_class)}: create it, or name another")
         return tuple(one.cel.expression for one in known.spec.selectors if one.cel is not None)
 
-    def _need(self, pod: Pod, claims: Sequence[ResourceClaim], way: tuple[tuple[int, DeviceWish], ...]) -> ClaimsNeed:
+    def _need(
+        self, pod: Pod, claims: Sequence[ResourceClaim], way: tuple[tuple[int, DeviceWish], ...], meter: Meter
+    ) -> ClaimsNeed:
         base = self._base(pod)
         try:
-            acceptances = tuple(self._acceptances.of(wish, self._class_selectors(wish)) for _, wish in way)
+            acceptances = tuple(self._acceptances.of(wish, self._class_selectors(wish), meter) for _, wish in way)
         except SelectorError as error:
             raise RequestError(str(error)) from error
         constraints = tuple(
-            (number, one) for number, claim in enumerate(claims) for one in self._wishes.of(claim).constraints
+            (number, one) for number, claim in enumerate(claims) for one in self._wishes.of(claim, meter).constraints
         )
         key = (base, tuple((number, id(wish)) for number, wish in way), tuple(map(id, acceptances)))
         need = self._needs.of(key, lambda: ClaimsNeed(way, acceptances, constraints))
         version = (tuple(one.version for one in acceptances), self._state.inventory_version)
         if need.version != version:
+            meter.spend(_NODE_COST * sum(1 + len(one.nodes) for one in acceptances))
             self._work_out(need, base)
             need.version = version
         return need
@@ -367,10 +381,10 @@ class ClaimsAllocator:
         return nodes, frozenset(refused)
 
     def _place(
-        self, need: ClaimsNeed, serving: DeviceServing, among: BoolArray, favour: FloatArray | None
+        self, need: ClaimsNeed, serving: DeviceServing, among: BoolArray, favour: FloatArray | None, meter: Meter
     ) -> tuple[str, list[tuple[Fit, ...]]] | None:
         if not serving.simple:
-            return self._search(need, serving, among, favour)
+            return self._search(need, serving, among, favour, meter)
         placed = self._state.engine.decide(serving.request, among=among, favour=favour)
         if placed is None:
             return None
@@ -383,7 +397,7 @@ class ClaimsAllocator:
         ]
         if self._can_be_booked(placed.node, chosen):
             return placed.node, chosen
-        return self._search(need, serving, among, favour)
+        return self._search(need, serving, among, favour, meter)
 
     def _can_be_booked(self, node: str, chosen: list[tuple[Fit, ...]]) -> bool:
         """Whether cards of which all memory is taken are nobody else's: they are booked as whole ones."""
@@ -392,23 +406,25 @@ class ClaimsAllocator:
         return books is not None and all(books.cards[uuid].untouched for uuid in whole)
 
     def _search(
-        self, need: ClaimsNeed, serving: DeviceServing, among: BoolArray, favour: FloatArray | None
+        self, need: ClaimsNeed, serving: DeviceServing, among: BoolArray, favour: FloatArray | None, meter: Meter
     ) -> tuple[str, list[tuple[Fit, ...]]] | None:
-        """The cards of the best node that can serve all wishes as they are."""
+        """The cards of the best node that can serve all wishes as they are; none when the meter runs out before."""
         engine = self._state.engine
         worths = engine.worths(serving.request)
         worths = np.where(among, worths if favour is None else worths + FAVOUR * favour, -np.inf)
-        steps = Steps(_STEPS)
         for row in np.argsort(-worths, kind="stable").tolist():
-            if worths[row] == -np.inf or steps.left <= 0:
+            if worths[row] == -np.inf:
                 return None
             node = engine.ledger.node_at(row)
-            chosen = self._chosen(need, serving, node, steps)
+            try:
+                chosen = self._chosen(need, serving, node, meter)
+            except PodCostError:
+                return None  # the pod waits as if there were no place, and others may give way to it
             if chosen is not None:
                 return node.name, chosen
         return None
 
-    def _chosen(self, need: ClaimsNeed, serving: DeviceServing, node: NodeLedger, steps: Steps) -> Chosen | None:
+    def _chosen(self, need: ClaimsNeed, serving: DeviceServing, node: NodeLedger, meter: Meter) -> Chosen | None:
         """Devices of a node that publishes some for all wishes."""
         found = [
             on_node
@@ -416,14 +432,15 @@ class ClaimsAllocator:
             if (on_node := one.on(node.name, partitions=serving.partitions)) is not None
         ]
         counters = self.devices.counters(node.name)
-        return chosen_on(node, need.wishes, found, need.constraints, counters, steps)
+        return chosen_on(node, need.wishes, found, need.constraints, counters, meter)
 
 
 def _least(one: Acceptance) -> Share:
     """What a wish takes of a card at least."""
     if one.share is not None:
         return one.share
-    amounts = [fit.amounts for found in one.nodes.values() for fit in found.fits if not fit.device.partition]
+    fits = {id(fit.consumed): fit for found in one.nodes.values() for fit in found.fits if not fit.device.partition}
+    amounts = [fit.amounts for fit in fits.values()]
     return Share(
         min((share.memory_mib for share in amounts), default=0), min((share.compute for share in amounts), default=0)
     )

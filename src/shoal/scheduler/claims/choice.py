@@ -7,14 +7,15 @@ they are accepted too, after the cards, the smallest first. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import Final
 
 from shoal.kube.objects.claims import DeviceConstraint
 from shoal.model.contract import dra
 from shoal.model.request import NO_SHARE, Share
 from shoal.placement.ledger import NodeLedger
 from shoal.scheduler.claims.acceptance import Fit, OnNode
+from shoal.scheduler.claims.costs import Meter
 from shoal.scheduler.claims.devices import Counter, PoolCounters
 from shoal.scheduler.claims.wishes import DeviceWish
 
@@ -22,15 +23,10 @@ from shoal.scheduler.claims.wishes import DeviceWish
 Chosen = list[tuple[Fit, ...]]
 
 
-@dataclass(slots=True)
-class Steps:
-    """How many steps a search may still take."""
-
-    left: int
-
-    def spend(self) -> bool:
-        self.left -= 1
-        return self.left >= 0
+#: Units for looking at one device of a wish, for choosing one, and for a device in a constraint.
+_FIT_COST: Final = 20
+_STEP_COST: Final = 20
+_CONSTRAINT_COST: Final = 4
 
 
 def chosen_on(
@@ -39,10 +35,13 @@ def chosen_on(
     found: Sequence[OnNode],
     constraints: Sequence[tuple[int, DeviceConstraint]],
     counters: PoolCounters,
-    steps: Steps,
+    meter: Meter,
 ) -> Chosen | None:
-    """Devices for every wish, each beside the number of its claim; None when there are none, or `steps` run out."""
-    return _Search(node, wishes, found, constraints, counters, steps).run()
+    """Devices for every wish, each beside the number of its claim; None when there are none.
+
+    Raises PodCostError when the meter runs out.
+    """
+    return _Search(node, wishes, found, constraints, counters, meter).run()
 
 
 class _Search:
@@ -53,13 +52,14 @@ class _Search:
         found: Sequence[OnNode],
         constraints: Sequence[tuple[int, DeviceConstraint]],
         counters: PoolCounters,
-        steps: Steps,
+        meter: Meter,
     ) -> None:
         self._node = node
         self._wishes = wishes
         self._found = found
         self._constraints = constraints
-        self._steps = steps
+        self._meter = meter
+        self._step_cost = _STEP_COST + _CONSTRAINT_COST * len(constraints) * len(wishes)
         self._chosen: list[list[Fit]] = [[] for _ in wishes]
         self._taken: dict[str, list[Share]] = {}
         self._counters = counters
@@ -94,9 +94,9 @@ class _Search:
         if len(mine) == counts[number]:
             return self._place(number + 1, counts)
         wish = self._wishes[number][1]
+        self._meter.spend(_FIT_COST * len(self._found[number].fits))
         for fit in self._candidates(number, wish):
-            if not self._steps.spend():
-                return False
+            self._meter.spend(self._step_cost)
             mine.append(fit)
             if not wish.admin:
                 self._taken.setdefault(fit.device.uuid, []).append(fit.share)

@@ -7,10 +7,13 @@ which one claim has alone and which takes of the counters of its card. Both must
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final
+
+import msgspec
 
 from shoal.kube.objects.claims import DeviceAttribute, ResourceSlice, SliceDevice
 from shoal.kube.store import Change
@@ -20,6 +23,8 @@ from shoal.model.errors import QuantityError
 from shoal.scheduler.claims.errors import EvaluationError
 from shoal.scheduler.claims.selectors import DeviceValues
 
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
 #: Changes remembered: who has seen none for longer looks at all nodes again.
 _LOG: Final = 4_096
 
@@ -27,13 +32,15 @@ _LOG: Final = 4_096
 class PublishedDevice:
     """A card, or a partition of one, as its node publishes it."""
 
-    __slots__ = ("device", "memory_mib", "partition", "pool", "problem", "uuid", "values")
+    __slots__ = ("device", "kind", "memory_mib", "partition", "pool", "problem", "uuid", "values")
 
     def __init__(self, device: SliceDevice, pool: str, uuid: str, *, partition: bool = False) -> None:
         self.device = device
         self.pool = pool
         self.uuid = uuid
         self.partition = partition
+        #: The same for devices of which a share consumes the same.
+        self.kind = (sys.intern(_encode(device.capacity).decode()), partition)
         self.values: DeviceValues | None = None
         #: Why no selector can be asked about it.
         self.problem = ""
@@ -86,6 +93,8 @@ class DeviceTable:
 
     def __init__(self) -> None:
         self.nodes: dict[str, tuple[PublishedDevice, ...]] = {}
+        #: How many there are on all nodes.
+        self.count = 0
         self._counters: dict[str, PoolCounters] = {}
         #: Changes with every change of devices.
         self.version = 0
@@ -124,6 +133,7 @@ class DeviceTable:
             self._counters[node] = counters
         if not self._slices.get(node):
             self._slices.pop(node, None)
+        self.count += len(devices) - len(self.nodes.get(node, ()))
         if devices:
             self.nodes[node] = devices
         else:

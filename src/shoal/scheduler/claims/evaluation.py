@@ -1,8 +1,13 @@
 """CEL evaluated: a tree becomes a function of the variables, with what Kubernetes adds to the language.
 
 Values are Python's own, besides `Amount` (a quantity), `SemanticVersion` and `Optional`. Errors are absorbed by `&&`
-and `||` as CEL does. What a loop or a growing text costs is counted, and a bound ends it; the rest of an expression
-costs no more than its parts.
+and `||` as CEL does.
+
+Whoever may create a claim writes expressions, so every evaluation has a budget, counted and not timed. A unit is one
+part of an expression evaluated, or one element of a value visited; 16 characters of a text cost a unit too. Loops,
+comparisons, functions and regular expressions spend before they work, and before they make something large. Exceeding
+the budget ends the evaluation: `&&` and `||` do not absorb that. The rest of an expression costs no more than its
+parts. Regular expressions are RE2's, as in Kubernetes: matching takes time linear in the text.
 
 Types are looked at when a value is used and not before: what is badly typed the API server refuses when the claim or
 class is created. Functions that are not listed here are refused by name.
@@ -13,15 +18,17 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+import string
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import total_ordering
 from typing import Any, Final
 
 from shoal.model import quantity
-from shoal.model.errors import QuantityError
-from shoal.scheduler.claims.errors import EvaluationError, SelectorError
+from shoal.model.errors import QuantityError, shown
+from shoal.scheduler.claims import patterns
+from shoal.scheduler.claims.errors import CostLimitError, EvaluationError, SelectorError
 from shoal.scheduler.claims.expressions import (
     FunctionCall,
     Index,
@@ -34,14 +41,13 @@ from shoal.scheduler.claims.expressions import (
     Select,
 )
 
-#: What one evaluation may cost, in parts of an expression evaluated.
+#: Units that one evaluation may cost.
 BUDGET: Final = 10_000
-#: Characters or elements that cost as much as a part.
-_PER_PART: Final = 16
+#: Characters, or elements that are only copied, that cost one unit.
+_PER_UNIT: Final = 16
 _INT64: Final = 2**63
-#: Parts of a pattern that may match any number of times: with more of them matching may take too long.
-_MAX_REPEATS: Final = 3
-_MAX_PATTERN: Final = 256
+#: Instructions of all regular expressions of one selector.
+_MAX_INSTRUCTIONS: Final = 10_000
 
 
 class Domains(dict[str, Any]):
@@ -100,7 +106,7 @@ NONE: Final = Optional(False)
 
 
 class Scope:
-    """The variables of one evaluation, and what it may still cost."""
+    """The variables of one evaluation, and the units that it may still cost."""
 
     __slots__ = ("budget", "names")
 
@@ -109,9 +115,10 @@ class Scope:
         self.budget = budget
 
     def spend(self, cost: int) -> None:
+        """Charge an operation before it runs. Raises CostLimitError."""
         self.budget -= cost
         if self.budget < 0:
-            raise EvaluationError(f"costs more than {BUDGET} parts evaluated: make it simpler")
+            raise CostLimitError(f"costs more than {BUDGET} units for one device: make it simpler")
 
 
 Function = Callable[[Scope], Any]
@@ -152,26 +159,28 @@ def amount_of(text: object) -> Amount:
 
 def compiled(node: Node, names: frozenset[str]) -> Function:
     """A function of the variables `names`. Raises SelectorError for what is not supported."""
+    _check_patterns(node)
     return _compiled(node, names)
 
 
 def size_of(node: Node) -> int:
     """How many parts a tree has: what one pass through it costs."""
-    return 1 + sum(size_of(part) for part in _parts(node))
+    return sum(1 for _ in _walk(node))
 
 
 def texts_of(node: Node) -> frozenset[str]:
     """Every name of a field and every text in a tree: nothing else of a device can be asked for by name."""
-    own: set[str] = set()
-    if isinstance(node, Select):
-        own.add(node.field)
-    elif isinstance(node, Literal) and isinstance(node.value, str):
-        own.add(node.value)
-    return frozenset(own.union(*(texts_of(part) for part in _parts(node))))
+    fields = {part.field for part in _walk(node) if isinstance(part, Select)}
+    literals = {part.value for part in _walk(node) if isinstance(part, Literal) and isinstance(part.value, str)}
+    return frozenset(fields | literals)
 
 
 def looks_at_all(node: Node) -> bool:
     """Whether a tree may look at attributes without naming them: by a macro over a map, or a name put together."""
+    return any(_looks_at_all(part) for part in _walk(node))
+
+
+def _looks_at_all(node: Node) -> bool:
     if isinstance(node, FunctionCall) and node.function in (*_LOOPS, "size", "ofNonZeroValue"):
         return True
     if isinstance(node, Index) and not isinstance(node.key, Literal):
@@ -179,9 +188,8 @@ def looks_at_all(node: Node) -> bool:
     if isinstance(node, Operation) and node.operator in ("==", "!=", "in"):
         # Whole maps could be compared, unless they are compared with something that is none.
         left, right = node.operands
-        if not isinstance(left, Literal) and not _is_plain(right):
-            return True
-    return any(looks_at_all(part) for part in _parts(node))
+        return not isinstance(left, Literal) and not _is_plain(right)
+    return False
 
 
 def _is_plain(node: Node) -> bool:
@@ -189,6 +197,18 @@ def _is_plain(node: Node) -> bool:
     return isinstance(node, Literal) or (
         isinstance(node, ListLiteral) and all(isinstance(item, Literal) for item in node.items)
     )
+
+
+def _walk(node: Node, *, into_loops: bool = True) -> Iterator[Node]:
+    """All nodes of a tree, each once; those that a loop evaluates for every element may be left out."""
+    left = [node]
+    while left:
+        one = left.pop()
+        yield one
+        if not into_loops and isinstance(one, FunctionCall) and one.function in _LOOPS and one.target is not None:
+            left.append(one.target)
+        else:
+            left.extend(_parts(one))
 
 
 def _parts(node: Node) -> Iterable[Node]:
@@ -228,20 +248,20 @@ def _compiled(node: Node, names: frozenset[str]) -> Function:
             return lambda scope: [item(scope) for item in items]
         case MapLiteral():
             entries = [(_compiled(key, names), _compiled(value, names)) for key, value in node.entries]
-            return lambda scope: {_key(key(scope)): value(scope) for key, value in entries}
+            return lambda scope: {_key(scope, key(scope)): value(scope) for key, value in entries}
 
 
 def _name(node: Name, names: frozenset[str]) -> Function:
     name = node.name
     if name not in names:
-        raise SelectorError(f"uses {name!r}, which is not known: a selector knows device")
+        raise SelectorError(f"uses {shown(name)}, which is not known: a selector knows device")
     if name == "device":
         return lambda scope: scope.names[name]
 
     def variable(scope: Scope) -> Any:
         value = scope.names[name]
         if isinstance(value, _Failed):
-            raise value.error
+            raise EvaluationError(value.message)
         return value
 
     return variable
@@ -250,13 +270,13 @@ def _name(node: Name, names: frozenset[str]) -> Function:
 def _select(node: Select, names: frozenset[str]) -> Function:
     field = node.field
     if isinstance(node.operand, Name) and node.operand.name == "device" and field not in DEVICE_FIELDS:
-        raise SelectorError(f"uses device.{field}, which is not known: a device has {', '.join(DEVICE_FIELDS)}")
+        raise SelectorError(f"uses device.{field[:64]}, which is not known: a device has {', '.join(DEVICE_FIELDS)}")
     operand = _compiled(node.operand, names)
     if node.optional:
-        return lambda scope: _found(operand(scope), field)
+        return lambda scope: _found(scope, operand(scope), field)
 
     def select(scope: Scope) -> Any:
-        return _member(operand(scope), field)
+        return _member(scope, operand(scope), field)
 
     return select
 
@@ -264,21 +284,21 @@ def _select(node: Select, names: frozenset[str]) -> Function:
 DEVICE_FIELDS: Final = ("driver", "attributes", "capacity", "allowMultipleAllocations")
 
 
-def _member(value: Any, field: str) -> Any:
+def _member(scope: Scope, value: Any, field: str) -> Any:
     if isinstance(value, dict):
         try:
             return value[field]
         except KeyError:
-            raise EvaluationError(f"no such key: {field}") from None
+            raise EvaluationError(f"no such key: {shown(field)}") from None
     if isinstance(value, Optional):
-        return _found(value, field)
-    raise EvaluationError(f"no such field: {field} of {_type(value)}")
+        return _found(scope, value, field)
+    raise EvaluationError(f"no such field: {shown(field)} of {_type(value)}")
 
 
 def _index(node: Index, names: frozenset[str]) -> Function:
     operand, key = _compiled(node.operand, names), _compiled(node.key, names)
     if node.optional:
-        return lambda scope: _found(operand(scope), key(scope))
+        return lambda scope: _found(scope, operand(scope), key(scope))
 
     def index(scope: Scope) -> Any:
         value, wanted = operand(scope), key(scope)
@@ -289,11 +309,11 @@ def _index(node: Index, names: frozenset[str]) -> Function:
             return value[place]
         if isinstance(value, dict):
             try:
-                return value[_key(wanted)]
+                return value[_key(scope, wanted)]
             except KeyError:
-                raise EvaluationError(f"no such key: {wanted}") from None
+                raise EvaluationError(f"no such key: {shown(wanted)}") from None
         if isinstance(value, Optional):
-            return _found(value, wanted)
+            return _found(scope, value, wanted)
         raise EvaluationError(f"no such overload: {_type(value)}[{_type(wanted)}]")
 
     return index
@@ -307,24 +327,28 @@ def _place(wanted: Any) -> int:
     return wanted
 
 
-def _found(value: Any, key: Any) -> Optional:
+def _found(scope: Scope, value: Any, key: Any) -> Optional:
     """`value.?key` and `value[?key]`."""
     if isinstance(value, Optional):
-        return _found(value.value, key) if value.there else NONE
+        return _found(scope, value.value, key) if value.there else NONE
     if isinstance(value, Domains):
-        return Optional(True, value[key])
+        return Optional(True, value[_key(scope, key)])
     if isinstance(value, dict):
-        return Optional(True, value[_key(key)]) if _key(key) in value else NONE
+        wanted = _key(scope, key)
+        return Optional(True, value[wanted]) if wanted in value else NONE
     if isinstance(value, list):
         place = _place(key)
         return Optional(True, value[place]) if 0 <= place < len(value) else NONE
-    raise EvaluationError(f"no such key: {key} of {_type(value)}")
+    raise EvaluationError(f"no such key: {shown(key)} of {_type(value)}")
 
 
-def _key(value: Any) -> Any:
+def _key(scope: Scope, value: Any) -> Any:
+    if type(value) is str:
+        scope.spend(len(value) // _PER_UNIT)
+        return value
     if type(value) is float and value.is_integer():
         return int(value)
-    if type(value) not in (str, int, bool):
+    if type(value) not in (int, bool):
         raise EvaluationError(f"a key cannot be of type {_type(value)}")
     # True and 1 are one key of a Python map, and two of CEL's.
     return ("bool", value) if type(value) is bool else value
@@ -352,19 +376,19 @@ def _operation(node: Operation, names: frozenset[str]) -> Function:
         return lambda scope: _negative(one(scope))
     left, right = operands
     if node.operator == "==":
-        return lambda scope: equal(left(scope), right(scope))
+        return lambda scope: equal(scope, left(scope), right(scope))
     if node.operator == "!=":
-        return lambda scope: not equal(left(scope), right(scope))
+        return lambda scope: not equal(scope, left(scope), right(scope))
     if node.operator == "in":
         return lambda scope: _contains(scope, right(scope), left(scope))
     if node.operator in _ORDER:
         compare = _ORDER[node.operator]
-        return lambda scope: _ordered(compare, left(scope), right(scope))
+        return lambda scope: _ordered(scope, compare, left(scope), right(scope))
     calculate = _ARITHMETIC[node.operator]
     return lambda scope: calculate(scope, left(scope), right(scope))
 
 
-def _logic(operands: Sequence[Function], *, decides: bool) -> Function:
+def _logic(operands: Iterable[Function], *, decides: bool) -> Function:
     """`||` is decided by true and `&&` by false, whatever else goes wrong."""
 
     def logic(scope: Scope) -> bool:
@@ -392,24 +416,44 @@ def _truth(value: Any) -> bool:
     raise EvaluationError(f"no such overload: {_type(value)} is no bool")
 
 
-def equal(left: Any, right: Any) -> bool:
-    """CEL's equality: numbers of any type compare, other values of different types are not equal."""
+def equal(scope: Scope, left: Any, right: Any) -> bool:
+    """CEL's equality: numbers of any type compare, other values of different types are not equal.
+
+    Every pair of elements is charged: a list that holds another one twice is small, and may be long to compare.
+    """
     kind, other = type(left), type(right)
+    if kind is str and other is str:
+        scope.spend(1 + min(len(left), len(right)) // _PER_UNIT)
+        return bool(left == right)
+    scope.spend(2)
+    if kind is list and other is list:
+        if len(left) != len(right):
+            return False
+        for one, two in zip(left, right, strict=True):  # noqa: SIM110 - a generator for each list costs more
+            if not equal(scope, one, two):
+                return False
+        return True
+    if isinstance(left, dict) and isinstance(right, dict):
+        return _equal_maps(scope, left, right)
     if kind is other:
-        if kind is list:
-            return len(left) == len(right) and all(map(equal, left, right))
-        if kind is dict or kind is Domains:
-            return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
         if kind is Optional:
-            return left.there == right.there and (not left.there or equal(left.value, right.value))
+            return left.there == right.there and (not left.there or equal(scope, left.value, right.value))
         return bool(left == right)
     if kind in _NUMBERS and other in _NUMBERS:
         return bool(left == right)
     if kind in (Amount, SemanticVersion) and right is not None:
         raise EvaluationError(f"no such overload: {_type(left)} == {_type(right)}")
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
     return False
+
+
+def _equal_maps(scope: Scope, left: dict[Any, Any], right: dict[Any, Any]) -> bool:
+    if len(left) != len(right):
+        return False
+    for key in left:
+        scope.spend(1 + (len(key) // _PER_UNIT if type(key) is str else 0))
+        if key not in right:
+            return False
+    return all(equal(scope, left[key], right[key]) for key in left)
 
 
 _NUMBERS: Final = (int, float)
@@ -421,23 +465,25 @@ _ORDER: Final[dict[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-def _ordered(compare: Callable[[Any, Any], bool], left: Any, right: Any) -> bool:
+def _ordered(scope: Scope, compare: Callable[[Any, Any], bool], left: Any, right: Any) -> bool:
     kind, other = type(left), type(right)
-    if (kind in _NUMBERS and other in _NUMBERS) or (kind is other and kind in (str, bool)):
+    if kind is str and other is str:
+        scope.spend(min(len(left), len(right)) // _PER_UNIT)
+        return bool(compare(left, right))
+    if (kind in _NUMBERS and other in _NUMBERS) or (kind is other and kind is bool):
         return bool(compare(left, right))
     raise EvaluationError(f"no such overload: {_type(left)} compared with {_type(right)}")
 
 
 def _contains(scope: Scope, where: Any, what: Any) -> bool:
     if isinstance(where, dict):
-        return _key(what) in where
+        return _key(scope, what) in where
     if not isinstance(where, list):
         raise EvaluationError(f"no such overload: {_type(what)} in {_type(where)}")
-    scope.spend(len(where) // _PER_PART)
     error: EvaluationError | None = None
     for one in where:
         try:
-            if equal(what, one):
+            if equal(scope, what, one):
                 return True
         except EvaluationError as wrong:
             error = wrong
@@ -468,7 +514,7 @@ def _plus(scope: Scope, left: Any, right: Any) -> Any:
         if kind is float:
             return left + right
         if kind in (str, list):
-            scope.spend((len(left) + len(right)) // _PER_PART)
+            scope.spend((len(left) + len(right)) // _PER_UNIT)
             return left + right
     raise EvaluationError(f"no such overload: {_type(left)} + {_type(right)}")
 
@@ -547,8 +593,8 @@ def _global(node: FunctionCall, names: frozenset[str]) -> Function:
         if isinstance(value, dict):
             return field in value
         if isinstance(value, Optional):
-            return _found(value, field).there
-        raise EvaluationError(f"no such field: {field} of {_type(value)}")
+            return _found(scope, value, field).there
+        raise EvaluationError(f"no such field: {shown(field)} of {_type(value)}")
 
     return has
 
@@ -569,17 +615,17 @@ def _of_namespace(node: FunctionCall, namespace: str, names: frozenset[str]) -> 
         try:
             bound = value(scope)
         except EvaluationError as error:
-            bound = _Failed(error)
+            bound = _Failed(str(error))
         return _within(scope, variable, bound, body)
 
     return bind
 
 
+@dataclass(frozen=True, slots=True)
 class _Failed:
     """A bound value that could not be had."""
 
-    def __init__(self, error: EvaluationError) -> None:
-        self.error = error
+    message: str
 
 
 def _within(scope: Scope, variable: str, value: Any, body: Function) -> Any:
@@ -607,7 +653,8 @@ def _loop(node: FunctionCall, names: frozenset[str]) -> Function:
     target, variable = _compiled(node.target, names), node.arguments[0].name
     inner = names | {variable}
     parts = [_compiled(part, inner) for part in node.arguments[1:]]
-    cost = 1 + sum(size_of(part) for part in node.arguments[1:])
+    # Loops inside charge for themselves.
+    cost = 1 + sum(1 for part in node.arguments[1:] for _ in _walk(part, into_loops=False))
     macro = _MACROS[node.function]
 
     def loop(scope: Scope) -> Any:
@@ -643,7 +690,7 @@ def _any_or_all(over: list[Any], each: _Each, part: Function, *, decides: bool) 
     def one_of(value: Any) -> Function:
         return lambda scope: each(part, value)
 
-    return bool(_logic([one_of(value) for value in over], decides=decides)(_NOTHING))
+    return bool(_logic((one_of(value) for value in over), decides=decides)(_NOTHING))
 
 
 _NOTHING: Final = Scope({})
@@ -697,23 +744,23 @@ def _opt_map(node: FunctionCall, names: frozenset[str]) -> Function:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A function: what it does with how many values, and of which types."""
+    """A function: what it does with how many values, of which types, and what it costs beside reading them."""
 
     run: Callable[..., Any]
     #: Types of the values; those beyond `needs` may be left out.
     types: tuple[tuple[type, ...], ...]
     needs: int
+    #: Units for the values of one call.
+    cost: Callable[..., int] | None = None
 
 
 def _function(name: str, arguments: list[Node], known: dict[str, _Known], names: frozenset[str]) -> Function:
     function = known.get(name)
     if function is None:
-        raise SelectorError(f"uses {name}(), which is not supported here: use {', '.join(sorted(known))}")
+        raise SelectorError(f"uses {name[:64]}(), which is not supported here: use {', '.join(sorted(known))}")
     if not function.needs <= len(arguments) <= len(function.types):
         raise SelectorError(f"uses {name}() with {len(arguments)} values")
-    if name == "matches":
-        _check_pattern(arguments[1])
-    parts, run, types = [_compiled(one, names) for one in arguments], function.run, function.types
+    parts, run, types, cost = [_compiled(one, names) for one in arguments], function.run, function.types, function.cost
     if name in ("orValue", "or"):  # the other value only when it is needed
         return lambda scope: run(scope, parts[0](scope), parts[1])
 
@@ -723,7 +770,9 @@ def _function(name: str, arguments: list[Node], known: dict[str, _Known], names:
             if allowed and type(value) not in allowed:
                 raise EvaluationError(f"no such overload: {name}({', '.join(map(_type, values))})")
             if type(value) in (str, list):
-                scope.spend(len(value) // _PER_PART)
+                scope.spend(len(value) // _PER_UNIT)
+        if cost is not None:
+            scope.spend(cost(*values))
         return run(*values)
 
     return call
@@ -898,61 +947,50 @@ def _split(text: str, separator: str, most: int = -1) -> list[str]:
     return letters if most < 0 or len(letters) <= most else [*letters[: most - 1], "".join(letters[most - 1 :])]
 
 
-def _replace(text: str, old: str, new: str, most: int = -1) -> str:
-    if len(new) > len(old) and (len(text) + 1) * (len(new) + 1) > BUDGET * _PER_PART:
-        raise EvaluationError(f"costs more than {BUDGET} parts evaluated: make it simpler")
-    return text.replace(old, new, most)
-
-
 def _join(parts: list[Any], between: str = "") -> str:
     if not all(type(part) is str for part in parts):
         raise EvaluationError("no such overload: join() of what is no text")
-    if len(parts) * (len(between) + 1) > BUDGET * _PER_PART:
-        raise EvaluationError(f"costs more than {BUDGET} parts evaluated: make it simpler")
     return between.join(parts)
 
 
-def _lower(text: str) -> str:
-    return "".join(chr(ord(letter) + 32) if "A" <= letter <= "Z" else letter for letter in text)
+def _cost_of_join(parts: list[Any], between: str = "") -> int:
+    texts = sum(len(part) for part in parts if type(part) is str)
+    return len(parts) + (texts + len(parts) * len(between)) // _PER_UNIT
 
 
-def _upper(text: str) -> str:
-    return "".join(chr(ord(letter) - 32) if "a" <= letter <= "z" else letter for letter in text)
+def _cost_of_search(text: str, part: str, *rest: int) -> int:
+    """Python's search may compare the part at every place of the text."""
+    return (len(text) // _PER_UNIT) * (1 + len(part) // _PER_UNIT)
+
+
+def _cost_of_replace(text: str, old: str, new: str, most: int = -1) -> int:
+    places = (len(text) + 1) // max(1, len(old)) + 1
+    return _cost_of_search(text, old) + places * len(new) // _PER_UNIT
+
+
+def _cost_of_numbers(*values: Any) -> int:
+    """Quantities and versions are read and compared digit by digit."""
+    return 10
+
+
+_LOWER: Final = {ord(letter): letter.lower() for letter in string.ascii_uppercase}
+_UPPER: Final = {ord(letter): letter.upper() for letter in string.ascii_lowercase}
 
 
 # Patterns
 
 
-_PATTERN: Final = re.compile(
-    r"""(?:\\(?:[dwsDWS.\\+*?()|\[\]{}^$/-])|\[\^?(?:\\[dwsDWS.\\+*?()|\[\]{}^$/-]|[^\]\[\\])+\]|\((?:\?:|(?!\?))|\)"""
-    r"""|(?:[*+?]|\{[0-9]{1,2}(?:,[0-9]{0,2})?\})\??(?![*+?{])|[|^$.]|[^\\*+?{}()|\[\]^$.])*""",
-    re.DOTALL,
-)
-
-
-def _check_pattern(node: Node) -> None:
-    """Refuse patterns that Python reads in another way than RE2, or that may take long to match."""
-    if not isinstance(node, Literal) or not isinstance(node.value, str):
-        raise SelectorError("uses matches() with a pattern that is not written out: write it as a text")
-    pattern = node.value
-    if len(pattern) > _MAX_PATTERN or not _PATTERN.fullmatch(pattern):
-        raise SelectorError(f"uses matches() with a pattern that is not supported here: {pattern[:64]!r}")
-    bare = re.sub(r"\\.|\[(?:\\.|[^\]])*\]", "x", pattern)
-    if re.search(r"\)(?:[*+]|\{)", bare):
-        raise SelectorError(f"uses matches() with a group that repeats, which may take too long: {pattern[:64]!r}")
-    if len(re.findall(r"[*+]|\{", bare)) > _MAX_REPEATS:
-        raise SelectorError(f"uses matches() with more than {_MAX_REPEATS} repeats: {pattern[:64]!r}")
-    try:
-        re.compile(pattern, re.ASCII)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise SelectorError(f"uses matches() with {pattern[:64]!r}, which is no pattern: {error}") from None
-
-
-def _matches(text: str, pattern: str) -> bool:
-    if len(text) > 256:
-        raise EvaluationError("matches() takes texts of up to 256 characters")
-    # $ is the end of the text, and not also before its last line break.
-    return re.search(re.sub(r"(?<!\\)((?:\\\\)*)\$", r"\1\\Z", pattern), text, re.ASCII) is not None
+def _check_patterns(tree: Node) -> None:
+    """Refuse patterns that are no regular expressions of RE2, and too many or too large ones. Raises SelectorError."""
+    instructions = 0
+    for node in _walk(tree):
+        if isinstance(node, FunctionCall) and node.function == "matches" and node.arguments:
+            pattern = node.arguments[-1]
+            if not isinstance(pattern, Literal) or not isinstance(pattern.value, str):
+                raise SelectorError("uses matches() with a pattern that is not written out: write it as a text")
+            instructions += patterns.size(pattern.value)
+            if instructions > _MAX_INSTRUCTIONS:
+                raise SelectorError("uses matches() with patterns that are too large together: make them simpler")
 
 
 _TEXT, _WHOLE, _TRUTH, _LIST = (str,), (int,), (bool,), (list,)
@@ -960,8 +998,13 @@ _ANY: tuple[type, ...] = ()
 _AMOUNT, _EITHER = (Amount,), (Amount, SemanticVersion)
 
 
-def _known(run: Callable[..., Any], *types: tuple[type, ...], needs: int | None = None) -> _Known:
-    return _Known(run, types, len(types) if needs is None else needs)
+def _known(
+    run: Callable[..., Any],
+    *types: tuple[type, ...],
+    needs: int | None = None,
+    cost: Callable[..., int] | None = None,
+) -> _Known:
+    return _Known(run, types, len(types) if needs is None else needs, cost)
 
 
 _GLOBALS: Final[dict[str, _Known]] = {
@@ -971,12 +1014,12 @@ _GLOBALS: Final[dict[str, _Known]] = {
     "double": _known(_double, (int, float, str)),
     "bool": _known(_bool, (bool, str)),
     "dyn": _known(lambda value: value, _ANY),
-    "matches": _known(_matches, _TEXT, _TEXT),
-    "quantity": _known(amount_of, _TEXT),
+    "matches": _known(patterns.matches, _TEXT, _TEXT, cost=patterns.cost),
+    "quantity": _known(amount_of, _TEXT, cost=_cost_of_numbers),
     "sign": _known(lambda one: (one.value > 0) - (one.value < 0), _AMOUNT),
-    "isQuantity": _known(_answers(amount_of), _TEXT),
-    "semver": _known(_semver, _TEXT, _TRUTH, needs=1),
-    "isSemver": _known(_answers(_semver), _TEXT, _TRUTH, needs=1),
+    "isQuantity": _known(_answers(amount_of), _TEXT, cost=_cost_of_numbers),
+    "semver": _known(_semver, _TEXT, _TRUTH, needs=1, cost=_cost_of_numbers),
+    "isSemver": _known(_answers(_semver), _TEXT, _TRUTH, needs=1, cost=_cost_of_numbers),
     "optional.of": _known(lambda value: Optional(True, value), _ANY),
     "optional.none": _known(lambda: NONE),
     "optional.ofNonZeroValue": _known(_of_non_zero, _ANY),
@@ -985,26 +1028,26 @@ _METHODS: Final[dict[str, _Known]] = {
     "size": _known(_size, (str, list, dict, Domains)),
     "startsWith": _known(str.startswith, _TEXT, _TEXT),
     "endsWith": _known(str.endswith, _TEXT, _TEXT),
-    "contains": _known(lambda text, part: part in text, _TEXT, _TEXT),
-    "matches": _known(_matches, _TEXT, _TEXT),
+    "contains": _known(lambda text, part: part in text, _TEXT, _TEXT, cost=_cost_of_search),
+    "matches": _known(patterns.matches, _TEXT, _TEXT, cost=patterns.cost),
     "charAt": _known(_char_at, _TEXT, _WHOLE),
-    "indexOf": _known(_index_of, _TEXT, _TEXT, _WHOLE, needs=2),
-    "lastIndexOf": _known(_last_index_of, _TEXT, _TEXT, _WHOLE, needs=2),
-    "join": _known(_join, _LIST, _TEXT, needs=1),
-    "lowerAscii": _known(_lower, _TEXT),
-    "upperAscii": _known(_upper, _TEXT),
-    "replace": _known(_replace, _TEXT, _TEXT, _TEXT, _WHOLE, needs=3),
-    "split": _known(_split, _TEXT, _TEXT, _WHOLE, needs=2),
+    "indexOf": _known(_index_of, _TEXT, _TEXT, _WHOLE, needs=2, cost=_cost_of_search),
+    "lastIndexOf": _known(_last_index_of, _TEXT, _TEXT, _WHOLE, needs=2, cost=_cost_of_search),
+    "join": _known(_join, _LIST, _TEXT, needs=1, cost=_cost_of_join),
+    "lowerAscii": _known(lambda text: text.translate(_LOWER), _TEXT),
+    "upperAscii": _known(lambda text: text.translate(_UPPER), _TEXT),
+    "replace": _known(str.replace, _TEXT, _TEXT, _TEXT, _WHOLE, needs=3, cost=_cost_of_replace),
+    "split": _known(_split, _TEXT, _TEXT, _WHOLE, needs=2, cost=_cost_of_search),
     "substring": _known(_substring, _TEXT, _WHOLE, _WHOLE, needs=2),
     "trim": _known(lambda text: text.strip(), _TEXT),
-    "isGreaterThan": _known(lambda left, right: _comparable(left, right) > 0, _EITHER, _EITHER),
-    "isLessThan": _known(lambda left, right: _comparable(left, right) < 0, _EITHER, _EITHER),
-    "compareTo": _known(_comparable, _EITHER, _EITHER),
+    "isGreaterThan": _known(lambda left, right: _comparable(left, right) > 0, _EITHER, _EITHER, cost=_cost_of_numbers),
+    "isLessThan": _known(lambda left, right: _comparable(left, right) < 0, _EITHER, _EITHER, cost=_cost_of_numbers),
+    "compareTo": _known(_comparable, _EITHER, _EITHER, cost=_cost_of_numbers),
     "isInteger": _known(_is_integer, _AMOUNT),
     "asInteger": _known(_as_integer, _AMOUNT),
-    "asApproximateFloat": _known(lambda one: float(one.value), _AMOUNT),
-    "add": _known(_added(+1), _AMOUNT, (Amount, int)),
-    "sub": _known(_added(-1), _AMOUNT, (Amount, int)),
+    "asApproximateFloat": _known(lambda one: float(one.value), _AMOUNT, cost=_cost_of_numbers),
+    "add": _known(_added(+1), _AMOUNT, (Amount, int), cost=_cost_of_numbers),
+    "sub": _known(_added(-1), _AMOUNT, (Amount, int), cost=_cost_of_numbers),
     "major": _known(lambda one: one.major, (SemanticVersion,)),
     "minor": _known(lambda one: one.minor, (SemanticVersion,)),
     "patch": _known(lambda one: one.patch, (SemanticVersion,)),

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from shoal.model.errors import shown
 from shoal.scheduler.claims.errors import SelectorError
 
 #: As Kubernetes bounds an expression.
@@ -208,7 +209,7 @@ class _Parser:
 
     def _unexpected(self, where: str = "") -> SelectorError:
         _, text = self._next
-        return SelectorError(f"cannot be read at {text!r}{where}" if text else f"ends too early{where}")
+        return SelectorError(f"cannot be read at {shown(text)}{where}" if text else f"ends too early{where}")
 
     def _count(self, node: Node) -> Node:
         self._nodes += 1
@@ -337,11 +338,11 @@ class _Parser:
         if text in ("true", "false", "null"):
             return self._count(Literal({"true": True, "false": False, "null": None}[text]))
         if text in _RESERVED or text == "in":
-            raise SelectorError(f"uses {text!r}, which is reserved")
+            raise SelectorError(f"uses {shown(text)}, which is reserved")
         if self._accept("("):
             return self._count(FunctionCall(text, None, self._arguments()))
         if self._is("{"):
-            raise SelectorError(f"makes a {text} message, which is not supported here")
+            raise SelectorError(f"makes a {shown(text)} message, which is not supported here")
         return self._count(Name(text))
 
     def _map(self) -> MapLiteral:

@@ -60,8 +60,10 @@ class ClaimsPlacing:
         news: Callable[[ClusterEvent], None] = lambda news: None,
         may_write: Callable[[], bool] = lambda: False,
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        self.allocator = ClaimsAllocator(state)
+        """`clock` is monotonic time, by which what namespaces spend on claims is limited; None for no such limit."""
+        self.allocator = ClaimsAllocator(state, clock)
         self._state = state
         self._news = news
         self._classes: dict[str, DeviceClass] = {}
@@ -107,7 +109,10 @@ class ClaimsPlacing:
     # Deciding
 
     def place(self, pod: Pod, *, among: BoolArray, favour: FloatArray | None) -> Allocation | None:
-        """Decide and book; None when there is no place. Raises NotReadyError, RequestError and PolicyError."""
+        """Decide and book; None when there is no place.
+
+        Raises NotReadyError, RequestError, NamespaceCostError and PolicyError.
+        """
         plan = self.allocator.decide(pod, among=among, favour=favour)
         if plan is None:
             return None

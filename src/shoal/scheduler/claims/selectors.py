@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from shoal.kube.objects.claims import DeviceAttribute, SliceDevice
 from shoal.model.bounded_cache import BoundedCache
-from shoal.scheduler.claims.errors import EvaluationError, SelectorError
+from shoal.scheduler.claims.costs import Meter
+from shoal.scheduler.claims.errors import CostLimitError, EvaluationError, SelectorError
 from shoal.scheduler.claims.evaluation import (
+    BUDGET,
     Domains,
     Scope,
     amount_of,
@@ -22,71 +24,77 @@ from shoal.scheduler.claims.evaluation import (
     texts_of,
     version_of,
 )
-from shoal.scheduler.claims.expressions import parse
+from shoal.scheduler.claims.expressions import MAX_LENGTH, parse
 
-#: Expressions kept; the ones unused for longest are forgotten beyond it.
+#: Expressions kept, where a long one counts as several; the ones unused for longest are forgotten beyond it.
 _EXPRESSIONS: Final = 1_000
-#: Kinds of devices of which an expression keeps its answer.
-_ANSWERS: Final = 50_000
-#: What an expression may cost on all devices of a cluster together, in parts evaluated: some tenths of a second.
-TOTAL_BUDGET: Final = 1_000_000
+_CHARACTERS: Final = 500
+#: Answers kept, of all expressions together.
+_ANSWERS: Final = 200_000
+#: Keys that a device keeps for expressions that look at different attributes.
+_KEYS: Final = 32
+#: Units for a device of which the answer is known, and for a character of an expression that is read.
+_KNOWN_COST: Final = 4
+_READ_COST: Final = 10
 _SHOWN: Final = 200
+
+
+#: By expression and kind of device: whether it is accepted, or why there is no answer.
+Answers = BoundedCache[tuple[str, object], bool | str]
 
 
 class Selector:
     """One expression, ready to be asked about devices."""
 
-    def __init__(self, expression: str) -> None:
-        """Raises SelectorError for what is not supported."""
+    def __init__(self, expression: str, answers: Answers | None = None) -> None:
+        """Its answers are kept in `answers`, beside those of others. Raises SelectorError for what is not supported."""
         self.expression = expression
         try:
             tree = parse(expression)
             self._function = compiled(tree, frozenset({"device"}))
         except SelectorError as error:
             raise SelectorError(f"selector {_shown(expression)} {error}") from error
+        except RecursionError:
+            raise SelectorError(f"selector {_shown(expression)} is nested too deep") from None
         self._size = size_of(tree)
         self._texts = None if looks_at_all(tree) else texts_of(tree)
-        self.spent = 0
-        self._answers: BoundedCache[object, bool | str] = BoundedCache(_ANSWERS)
+        self._answers: Answers = BoundedCache(_ANSWERS) if answers is None else answers
 
-    def accepts(self, values: DeviceValues) -> bool:
-        """Whether the expression is true of a device. Raises EvaluationError when it has no answer."""
-        key = values.key(self._texts)
+    def accepts(self, values: DeviceValues, meter: Meter) -> bool:
+        """Whether the expression is true of a device.
+
+        Raises EvaluationError when it has no answer, PodCostError when the meter runs out.
+        """
+        meter.spend(_KNOWN_COST)
+        key = self.expression, values.key(self._texts)
         known = self._answers.get(key)
         if known is None:
-            known = self._evaluated(values)
+            known, cost = self._evaluated(values)
             self._answers.put(key, known)
+            meter.spend(cost)
         if isinstance(known, str):
             raise EvaluationError(f"selector {_shown(self.expression)}: {known}")
         return known
 
-    def renew(self) -> None:
-        """Devices have changed: what the expression may cost counts anew."""
-        self.spent = 0
-
-    def _evaluated(self, values: DeviceValues) -> bool | str:
-        if self.spent > TOTAL_BUDGET:
-            raise EvaluationError(
-                f"selector {_shown(self.expression)} costs more than {TOTAL_BUDGET} parts evaluated on all devices: "
-                "make it simpler"
-            )
+    def _evaluated(self, values: DeviceValues) -> tuple[bool | str, int]:
+        """The answer, or why there is none, and the units that it cost."""
         scope = Scope({"device": values.variable})
-        before = scope.budget
+        answer: Any
         try:
             answer = self._function(scope)
-        except EvaluationError as error:
-            return str(error)
+            if not isinstance(answer, bool):
+                answer = f"gives {type(answer).__name__}, and no bool"
+        except (EvaluationError, CostLimitError) as error:
+            answer = str(error)
         except RecursionError:
-            return "is nested too deep"
-        finally:
-            self.spent += self._size + before - max(0, scope.budget)
-        return answer if isinstance(answer, bool) else f"gives {type(answer).__name__}, and no bool"
+            answer = "is nested too deep"
+        return answer, self._size + BUDGET - max(0, scope.budget)
 
 
 class DeviceValues:
     """What selectors see of one device."""
 
-    __slots__ = ("_key", "_parts", "variable")
+    __slots__ = ("_keys", "_parts", "_shared", "variable")
 
     def __init__(self, device: SliceDevice, driver: str) -> None:
         """Raises EvaluationError for a value that no selector can read."""
@@ -112,40 +120,50 @@ class DeviceValues:
                 for own, value in values.items()
             )
         )
-        self._key: dict[frozenset[str] | None, object] = {}
+        domains = tuple(sorted({(kind, domain) for kind, domain, _, _ in self._parts}))
+        self._shared = driver, bool(device.allow_multiple_allocations), domains
+        self._keys: BoundedCache[frozenset[str] | None, object] = BoundedCache(_KEYS)
 
     def key(self, texts: frozenset[str] | None) -> object:
         """The same for devices that an expression cannot tell apart which names only these; None: it may see all."""
-        known = self._key.get(texts)
-        if known is None:
-            parts = self._parts if texts is None else tuple(part for part in self._parts if part[2] in texts)
-            domains = tuple(sorted({(kind, domain) for kind, domain, _, _ in self._parts}))
-            shared = self.variable["driver"], self.variable["allowMultipleAllocations"], domains
-            known = (*shared, parts)
-            if len(self._key) < _EXPRESSIONS:
-                self._key[texts] = known
-        return known
+        return self._keys.of(texts, lambda: self._key(texts))
+
+    def _key(self, texts: frozenset[str] | None) -> object:
+        parts = self._parts if texts is None else tuple(part for part in self._parts if part[2] in texts)
+        return *self._shared, parts
 
 
 class Selectors:
     """Expressions, each read once."""
 
     def __init__(self) -> None:
-        self._known: BoundedCache[str, Selector | str] = BoundedCache(_EXPRESSIONS)
+        self._known: BoundedCache[str, _Read] = BoundedCache(_EXPRESSIONS, weigh=_weight)
+        self._answers: Answers = BoundedCache(_ANSWERS)
 
-    def of(self, expression: str) -> Selector:
-        """The selector of an expression. Raises SelectorError."""
-        known = self._known.of(expression, lambda: _read(expression))
+    def of(self, expression: str, meter: Meter) -> Selector:
+        """The selector of an expression. Raises SelectorError, and PodCostError when the meter runs out."""
+        known = self._known.get(expression)
+        if known is None:
+            meter.spend(_READ_COST * min(len(expression), MAX_LENGTH))
+            known = self._read(expression)
+            self._known.put(expression, known)
         if isinstance(known, str):
             raise SelectorError(known)
         return known
 
+    def _read(self, expression: str) -> _Read:
+        try:
+            return Selector(expression, self._answers)
+        except SelectorError as error:
+            return str(error)
 
-def _read(expression: str) -> Selector | str:
-    try:
-        return Selector(expression)
-    except SelectorError as error:
-        return str(error)
+
+#: An expression, or why it is refused.
+_Read = Selector | str
+
+
+def _weight(known: _Read) -> int:
+    return 1 + len(known if isinstance(known, str) else known.expression) // _CHARACTERS
 
 
 def _shown(expression: str) -> str:

@@ -5,6 +5,7 @@ What Shoal's scheduler cannot do is refused in words that say who can.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -23,11 +24,15 @@ from shoal.kube.objects.pod import Pod
 from shoal.model.bounded_cache import BoundedCache
 from shoal.model.contract import dra
 from shoal.model.errors import RequestError, shown
-from shoal.scheduler.claims.errors import NotReadyError, OwnClaimError, SelectorError
+from shoal.scheduler.claims.costs import Meter
+from shoal.scheduler.claims.errors import NotReadyError, OwnClaimError, PodCostError, SelectorError
 from shoal.scheduler.claims.selectors import Selectors
 
-#: Specs of claims kept; the ones unused for longest are forgotten beyond it.
+#: Specs of claims kept, where a long one counts as several; the ones unused for longest are forgotten beyond it.
 _SPECS: Final = 10_000
+_CHARACTERS: Final = 500
+#: Bytes of a claim's spec that cost one unit to look up.
+_BYTES_PER_UNIT: Final = 64
 #: Ways to combine the alternatives of a pod's requests that are tried.
 MAX_WAYS: Final = 64
 _MODES: Final = ("", "ExactCount")
@@ -71,25 +76,36 @@ class ClaimWishes:
 
     def __init__(self, selectors: Selectors) -> None:
         self._selectors = selectors
-        self._known: BoundedCache[bytes, ClaimWish | str] = BoundedCache(_SPECS)
+        self._known: BoundedCache[bytes, ClaimWish | str] = BoundedCache(_SPECS, weigh=_weight)
 
-    def of(self, claim: ResourceClaim) -> ClaimWish:
-        """What the claim asks for. Raises RequestError."""
-        known = self._known.of(_encode(claim.spec), lambda: self._read(claim.spec))
+    def of(self, claim: ResourceClaim, meter: Meter) -> ClaimWish:
+        """What the claim asks for. Raises RequestError, and PodCostError when the meter runs out."""
+        text = _encode(claim.spec)
+        meter.spend(len(text) // _BYTES_PER_UNIT)
+        known = self._known.of(hashlib.sha256(text).digest(), lambda: self._read(claim.spec, meter))
         if isinstance(known, str):
             raise RequestError(f"claim {shown(claim.metadata.name)}: {known}")
         return known
 
-    def _read(self, spec: ResourceClaimSpec) -> ClaimWish | str:
+    def _read(self, spec: ResourceClaimSpec, meter: Meter) -> ClaimWish | str:
         try:
             requests = tuple(_alternatives(request) for request in spec.devices.requests)
             for alternatives in requests:
                 for wish in alternatives:
                     for expression in wish.selectors:
-                        self._selectors.of(expression)
+                        self._selectors.of(expression, meter)
+        except PodCostError:
+            raise  # it depends on what else the pod cost
         except (RequestError, SelectorError) as error:
             return str(error)
         return ClaimWish(requests, spec.devices.constraints)
+
+
+def _weight(known: ClaimWish | str) -> int:
+    if isinstance(known, str):
+        return 1
+    texts = (one for alternatives in known.requests for wish in alternatives for one in (wish.name, *wish.selectors))
+    return 1 + sum(map(len, texts)) // _CHARACTERS
 
 
 def _alternatives(request: DeviceRequest) -> tuple[DeviceWish, ...]:
