@@ -103,7 +103,6 @@ class Walled(EmbeddedCluster):
             host="127.0.0.1",
             port=0,
             limit_hook=str(self._program),
-            claims=self.plan.claims,
         )
         served = partial(self.ports.__setitem__, host.spec.name)
         await _for_ever(
