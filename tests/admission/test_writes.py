@@ -68,6 +68,15 @@ def mounting(path: str) -> Object:
     return made
 
 
+def several(count: int) -> Object:
+    made = pod("new")
+    limits = {"aliyun.com/gpu-mem": "1"}
+    made["spec"]["containers"] = [
+        {"name": f"c{i}", "image": "x", "resources": {"limits": limits}} for i in range(count)
+    ]
+    return made
+
+
 def other_image() -> Object:
     return {"spec": {"containers": [{"name": "main", "image": "y"}]}}
 
@@ -341,6 +350,12 @@ ABOUT_CARDS: list[Line] = [
         "CDI devices in a Deployment",
         *("tenant", "POST", f"{APPS}/deployments", deployment({"nvidia.cdi.k8s.io/pod": "nvidia.com/gpu=all"})),
         f"{_V}-templates: annotation nvidia.cdi.k8s.io/pod would choose devices for CDI: {_ASK}",
+    ),
+    ("GPUs in as many containers as can have them", "tenant", "POST", PODS, several(32), ""),
+    (
+        "GPUs in one container too many",
+        *("tenant", "POST", PODS, several(33)),
+        "shoal-gpu-requests: 33 containers ask for GPUs, and at most 32 of a pod can: make several pods",
     ),
     (
         "an annotation that chooses no device",

@@ -47,6 +47,8 @@ from shoal.model.request import (
 )
 
 MAX_CARDS: Final = shoal.MAX_CARDS
+#: Containers of a pod that can ask for GPUs: as many as a ResourceClaim can have requests.
+MAX_CONTAINERS: Final = 32
 
 #: Besides its resources, a pod's request depends on these annotations and labels and on no others.
 ANNOTATIONS_READ: Final = (
@@ -106,8 +108,13 @@ def gpus_of(pod: PodParts, *, unit: MemoryUnit) -> Request:
     """
     check_names(pod.containers)
     amounts = [(container, _amounts(container)) for container in pod.containers]
-    if not any(amount for _, amount in amounts):
+    asking = sum(bool(amount) for _, amount in amounts)
+    if not asking:
         return Request()
+    if asking > MAX_CONTAINERS:
+        raise RequestError(
+            f"{asking} containers ask for GPUs, and at most {MAX_CONTAINERS} of a pod can: make several pods"
+        )
     for container, amount in amounts:
         if len({_FAMILIES[resource] for resource in amount}) > 1:
             raise RequestError(

@@ -6,7 +6,8 @@ containers do not fit on common cards, `spread` assigns them to several, the ful
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Sequence
 from itertools import combinations
 
 from shoal.model.allocation import Allocation, CardShare, ContainerAllocation
@@ -18,9 +19,6 @@ from shoal.placement.topology import closest
 
 #: Per container of the request, the slots of its cards.
 CardAssignment = tuple[tuple[int, ...], ...]
-
-#: Steps after which the search for cards apart gives up; a pod of four containers on eight cards takes at most 4,096.
-_TRIES = 5000
 
 
 def untouched(node: NodeLedger, selector: CardSelector = ANY_CARD) -> list[int]:
@@ -62,72 +60,122 @@ def _least_that_will_do(node: NodeLedger, whole: Sequence[int], container: Conta
 def spread(node: NodeLedger, pod_class: PodClass) -> CardAssignment | None:
     """Containers one by one, each on cards the pod uses already if it can; None when there is no room this way.
 
-    Goes back and tries other cards when a later container finds no room, up to `_TRIES` steps.
+    Goes back and tries other cards when a later container finds no room, while the class has steps left
+    (`PodClass.steps`). Without any it takes the first cards for each container, and gives up where that fails.
     """
-    containers = pod_class.request.containers
-    shares = [i for i, container in enumerate(containers) if not container.share.exclusive]
-    order = sorted(shares, key=lambda i: _largest_first(containers[i]))
-    tries = iter(range(_TRIES))
+    if not _has_room_in_total(node, pod_class):
+        return None
+    return _Search(node, pod_class).place(0)
 
-    def place(position: int, assigned: dict[int, tuple[int, ...]]) -> CardAssignment | None:
+
+def _has_room_in_total(node: NodeLedger, pod_class: PodClass) -> bool:
+    """Whether the cards together have what the containers need at the same time, however it is assigned."""
+    usable = [
+        card
+        for card in node.slots
+        if not card.exclusive and card.fault() is None and accepts(pod_class.selector, card.inventory)
+    ]
+    return all(
+        total.memory_mib <= sum(max(0, card.free_mib) for card in usable)
+        and total.compute <= sum(max(0, WHOLE - card.compute) for card in usable)
+        and total.clients <= sum(max(0, card.inventory.mps_clients - card.clients) for card in usable)
+        for total in pod_class.totals
+    )
+
+
+class _Search:
+    """The search for cards of one node; what is assigned so far is kept by slot."""
+
+    def __init__(self, node: NodeLedger, pod_class: PodClass) -> None:
+        self._node = node
+        self._class = pod_class
+        self._containers = pod_class.request.containers
+        self._slots = [slot for slot, card in enumerate(node.slots) if accepts(pod_class.selector, card.inventory)]
+        self._assigned: dict[int, tuple[int, ...]] = {}
+        self._on: dict[int, list[int]] = {slot: [] for slot in self._slots}
+        #: By slot, what runs at the end: sidecars and ordinary containers.
+        self._held = dict.fromkeys(self._slots, NO_SHARE)
+        self._failed: set[Hashable] = set()
+
+    def place(self, position: int) -> CardAssignment | None:
+        """The assignment, with the containers from this position on; None when there is none."""
+        order = self._class.largest_first
         if position == len(order):
-            return _with_whole(node, pod_class, assigned)
-        i = order[position]
-        for slots in _rooms(node, pod_class, i, assigned):
-            if next(tries, None) is None:
-                return None
-            done = place(position + 1, {**assigned, i: slots})
+            return _with_whole(self._node, self._class, self._assigned)
+        if self._failed and (position, self._filling()) in self._failed:
+            return None
+        for slots in combinations(self._fitting(order[position]), self._containers[order[position]].gpus):
+            before = self._take(order[position], slots)
+            done = self.place(position + 1)
             if done is not None:
                 return done
+            self._give_back(order[position], before)
+            self._class.steps -= 1
+            if self._class.steps < 0:
+                return None
+        self._failed.add((position, self._filling()))
         return None
 
-    return place(0, {})
-
-
-def _largest_first(container: ContainerRequest) -> tuple[bool, int, int, int]:
-    """Containers that last before init containers, then by size."""
-    share = container.share
-    return container.kind is ContainerKind.INIT, -share.memory_mib, -share.compute, -share.clients
-
-
-def _rooms(
-    node: NodeLedger, pod_class: PodClass, i: int, assigned: dict[int, tuple[int, ...]]
-) -> Iterator[tuple[int, ...]]:
-    """The sets of cards for one container beside what runs at the same time: the pod's own first, then the fullest."""
-    containers = pod_class.request.containers
-    container = containers[i]
-    beside = _beside(containers, assigned, i)
-    own = {slot for slots in assigned.values() for slot in slots}
-    strange = {
-        slot
-        for j, slots in assigned.items()
-        if containers[j].share.unsized is not container.share.unsized
-        for slot in slots
-    }
-    fitting = [
-        slot
-        for slot, card in enumerate(node.slots)
-        if slot not in strange
-        and accepts(pod_class.selector, card.inventory)
-        and card.refusal(beside.get(slot, NO_SHARE) + container.share) is None
-    ]
-    fitting.sort(key=lambda slot: (slot not in own, _free(node.slots[slot], container.share), slot))
-    return combinations(fitting, container.gpus)
-
-
-def _beside(containers: Sequence[ContainerRequest], assigned: dict[int, tuple[int, ...]], i: int) -> dict[int, Share]:
-    """What the pod's other containers hold while this one runs, by slot: an init container meets earlier sidecars only.
-
-    A sidecar meets init containers that come after it too, but those are assigned later and look back here.
-    """
-    held: dict[int, Share] = {}
-    for j, slots in assigned.items():
-        alone = containers[i].kind is ContainerKind.INIT
-        if alone and not (containers[j].kind is ContainerKind.SIDECAR and j < i):
-            continue
+    def _take(self, i: int, slots: tuple[int, ...]) -> dict[int, Share]:
+        """Assign cards to a container; what was held on them before."""
+        before = {slot: self._held[slot] for slot in slots}
+        self._assigned[i] = slots
         for slot in slots:
-            held[slot] = held.get(slot, NO_SHARE) + containers[j].share
-    return held
+            self._on[slot].append(i)
+            if self._containers[i].kind is not ContainerKind.INIT:
+                self._held[slot] += self._containers[i].share
+        return before
+
+    def _give_back(self, i: int, before: dict[int, Share]) -> None:
+        del self._assigned[i]
+        self._held.update(before)
+        for slot in before:
+            self._on[slot].pop()
+
+    def _fitting(self, i: int) -> list[int]:
+        """The cards for one container beside what runs at the same time: the pod's own first, then the fullest."""
+        container, cards = self._containers[i], self._node.slots
+        fitting = [
+            slot
+            for slot in self._slots
+            if all(self._containers[j].share.unsized is container.share.unsized for j in self._on[slot][:1])
+            and cards[slot].holds(self._beside(i, slot) + container.share)
+        ]
+        fitting.sort(key=lambda slot: (not self._on[slot], _free(cards[slot], container.share), slot))
+        return fitting
+
+    def _beside(self, i: int, slot: int) -> Share:
+        """What the pod's other containers hold on a card while this one runs: an init container meets earlier sidecars.
+
+        A sidecar meets init containers that come after it too, but those are assigned later and look back here.
+        """
+        if self._containers[i].kind is not ContainerKind.INIT:
+            return self._held[slot]
+        met = (j for j in self._on[slot] if self._containers[j].kind is ContainerKind.SIDECAR and j < i)
+        return sum((self._containers[j].share for j in met), NO_SHARE)
+
+    def _filling(self) -> Hashable:
+        """What is assigned: the same for assignments that leave the same choices to the containers after them."""
+        found = Counter(
+            (_state(self._node.slots[slot]), tuple(sorted(map(self._seen, held))))
+            for slot, held in self._on.items()
+            if held
+        )
+        return frozenset(found.items())
+
+    def _seen(self, i: int) -> tuple[int, int, int, int]:
+        share = self._containers[i].share
+        # Which sidecars an init container meets depends on their place in the list.
+        place = i if self._containers[i].kind is ContainerKind.SIDECAR else -1
+        return share.memory_mib, share.compute, share.clients, place
+
+
+def _state(card: CardLedger) -> Hashable:
+    """What decides which containers a card can take: the same for cards of which either would do."""
+    return (
+        *(card.inventory.memory_mib, card.inventory.mps_clients, card.free_mib, card.compute, card.clients),
+        *(card.unsized, card.pods, card.exclusive, card.untouched, card.fault()),
+    )
 
 
 def allocation(node: NodeLedger, pod_class: PodClass, assigned: CardAssignment, policy: str) -> Allocation:

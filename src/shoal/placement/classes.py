@@ -24,6 +24,10 @@ from shoal.model.request import (
 )
 from shoal.placement.columns import WHOLE, CardKind
 
+#: How often one decision may go back in the search for cards apart, on all nodes together: a tenant can write pods for
+#: which the search would take hours. Four containers on eight different cards go back 4,096 times at most.
+STEPS = 5000
+
 
 @dataclass(frozen=True, slots=True)
 class CardNeed:
@@ -49,6 +53,7 @@ class PodClass:
     __slots__ = (
         "_accepted",
         "cpu",
+        "largest_first",
         "needs",
         "only_whole",
         "ram",
@@ -57,6 +62,8 @@ class PodClass:
         "several",
         "sized_cards",
         "splittable",
+        "steps",
+        "totals",
         "whole",
         "whole_sizes",
     )
@@ -78,6 +85,12 @@ class PodClass:
         self.only_whole = self.needs == (CardNeed(self.whole, Share(exclusive=True)),) and not self.selector
         #: The containers might fit apart where they do not fit together.
         self.splittable = sum(not container.share.exclusive for container in request.containers) > 1
+        #: The containers with shares, in the order in which they are assigned where they go apart.
+        self.largest_first = _largest_first(request.containers)
+        #: What is needed of all cards of a node together at each time, where the containers go apart.
+        self.totals = _totals(request) if self.splittable else ()
+        #: What is left of `STEPS` for the decision under way.
+        self.steps = STEPS
         #: There are shares for more than one ordinary container on one card.
         self.several = _several([one for one in request.containers if not one.share.exclusive])
         self._accepted: dict[str, bool] = {}
@@ -92,6 +105,30 @@ class PodClass:
         if known is None:
             known = self._accepted[model] = accepts_model(self.selector, model)
         return known
+
+
+def _largest_first(containers: Sequence[ContainerRequest]) -> list[int]:
+    """Containers that last before init containers, then by size."""
+
+    def size(i: int) -> tuple[bool, int, int, int]:
+        share = containers[i].share
+        return containers[i].kind is ContainerKind.INIT, -share.memory_mib, -share.compute, -share.clients
+
+    return sorted((i for i, container in enumerate(containers) if not container.share.exclusive), key=size)
+
+
+def _totals(request: Request) -> tuple[Share, ...]:
+    """The sum of all shares, of each card as often as it is wanted, by phase; equal ones once."""
+    found: dict[Share, None] = {}
+    for running in phases(tuple((container.kind, container) for container in request.containers)):
+        shares = [(one.gpus, one.share) for one in running if not one.share.exclusive]
+        total = Share(
+            sum(gpus * share.memory_mib for gpus, share in shares),
+            sum(gpus * share.compute for gpus, share in shares),
+            sum(gpus * share.clients for gpus, share in shares),
+        )
+        found[total] = None
+    return tuple(found)
 
 
 def _several(shares: Sequence[ContainerRequest]) -> bool:

@@ -15,7 +15,7 @@ from shoal.model.allocation import Allocation
 from shoal.model.request import Request
 from shoal.placement import assignment
 from shoal.placement.class_columns import ClassColumns
-from shoal.placement.classes import PodClass
+from shoal.placement.classes import STEPS, PodClass
 from shoal.placement.columns import SHARES, WHOLE, BoolArray, FloatArray
 from shoal.placement.errors import PolicyError, RowsError
 from shoal.placement.ledger import Booking, Ledger, NodeLedger
@@ -125,7 +125,9 @@ class Engine:
 
     def fits_without(self, request: Request) -> FitsWithout:
         """A question about one node at a time: can it take the pod once some of those there are gone?"""
-        return FitsWithout(self.ledger, self.class_of(request), self.policy_for(request).filters)
+        pod_class = self.class_of(request)
+        pod_class.steps = STEPS
+        return FitsWithout(self.ledger, pod_class, self.policy_for(request).filters)
 
     def refused_by_load(self, request: Request, nodes: Iterable[NodeLedger]) -> list[NodeLedger]:
         """Of these nodes those that would take the pod were nothing used beyond what is booked."""
@@ -265,6 +267,7 @@ class Engine:
         """The class over all nodes, as they are now."""
         if self.valuation.catch_up():
             self.forget()
+        pod_class.steps = STEPS
         columns = self._columns_of(pod_class, policy)
         columns.catch_up()
         return columns

@@ -126,12 +126,12 @@ class Loop:
         if group is None or pod.spec.scheduling_gates:
             self.gangs.remove(uid, now)
             return
-        before = self.gangs.of(uid)
+        before = self.gangs.standing(uid)
         if self._state.engine.ledger.booking(uid) is not None:
             self.gangs.bound(uid, namespace, group, now)
         else:
             self.gangs.wait(uid, namespace, group, now)
-        if self.gangs.of(uid) != before:
+        if self.gangs.standing(uid) != before:
             self.on_news(ClusterEvent.GANG)
 
     def on_news(self, news: ClusterEvent) -> None:
@@ -357,15 +357,16 @@ class Loop:
 
     def _try_gang(self, waiting: QueuedPod, gang: Gang) -> None:
         """Place all members that the gang needs at once, or none."""
-        members = [waiting, *self.queue.take((uid for uid in gang.together if uid != waiting.uid), self._clock())]
+        together = dict.fromkeys(gang.together)
+        members = [waiting, *self.queue.take((uid for uid in together if uid != waiting.uid), self._clock())]
         placed: list[_Placed] = []
         try:
-            parked = self._place_members(gang, members, placed)
+            parked = self._place_members(gang, [one for one in members if one.uid in together], members, placed)
         except Exception:
             self._undo(placed)
             self._retry(members)
             raise
-        if parked or len(placed) < len(gang.together):
+        if parked or len(placed) < len(together):
             self._undo(placed)
             if not parked:  # a member is gone, and the gang does not know yet
                 self._retry(members)
@@ -373,15 +374,20 @@ class Loop:
         for member, pod, allocation in placed:
             self._start_binding(member, pod, allocation)
         for member in members:
-            if member.uid not in gang.together:
+            if member.uid not in together:
                 self.queue.park(member.uid, ClusterEvent.GANG | ClusterEvent.PODS, self._clock())
 
-    def _place_members(self, gang: Gang, members: Sequence[QueuedPod], placed: list[_Placed]) -> bool:
-        """Place one after another into `placed`. True when one has no place: all are parked with its reasons."""
-        for member in members:
+    def _place_members(
+        self, gang: Gang, together: Sequence[QueuedPod], members: Sequence[QueuedPod], placed: list[_Placed]
+    ) -> bool:
+        """Place one after another into `placed`. True when one has no place: all members are parked with its reasons.
+
+        A member beyond those that go together comes when the group stands.
+        """
+        for member in together:
             pod = self._state.pod(member.uid)
-            if pod is None or member.uid not in gang.together:
-                continue  # one more than it takes: it comes when the group stands
+            if pod is None:
+                continue
             try:
                 verdict, allocation = self._place(member, pod)
             except (RequestError, PolicyError, NotReadyError) as error:
@@ -390,7 +396,7 @@ class Loop:
                 return True
             if allocation is None:
                 diagnosis = self._diagnosis(member, pod, verdict)
-                text = f"pod group {gang.key[1]}: {len(placed)} of {len(gang.together)} pods fit at once. "
+                text = f"pod group {gang.key[1]}: {len(placed)} of {gang.minimum - len(gang.bound)} pods fit at once. "
                 self._park_gang(members, text + diagnosis.message, diagnosis.helps)
                 return True
             placed.append((member, pod, allocation))

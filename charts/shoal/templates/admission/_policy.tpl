@@ -99,6 +99,10 @@ spec:
           'clients': dyn(quantity(c.limits[?'keti.com/mpsgpu'].orValue('0')).asInteger()),
           'gpus': dyn(quantity(c.limits[?'nvidia.com/gpu'].orValue('0')).asInteger())
         }).filter(c, c.names.size() > 0)
+    - name: tooMany
+      expression: |-
+        variables.asks.size() <= 32 ? ''
+        : string(variables.asks.size()) + ' containers ask for GPUs, and at most 32 of a pod can: make several pods'
     - name: shares
       expression: variables.asks.exists(c, c.memory > 0 || c.compute > 0)
     - name: clients
@@ -274,6 +278,7 @@ spec:
           .filter(f, f != '')[?0].orValue('')
   validations:
     - {reason: Forbidden, expression: variables.farTooMuch == '', messageExpression: variables.farTooMuch}
+    - {reason: Forbidden, expression: variables.tooMany == '', messageExpression: variables.tooMany}
     - {reason: Forbidden, expression: variables.mixed == '', messageExpression: variables.mixed}
     - {reason: Forbidden, expression: variables.split == '', messageExpression: variables.split}
     - {reason: Forbidden, expression: variables.unprintable == '', messageExpression: variables.unprintable}

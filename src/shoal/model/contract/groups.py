@@ -33,7 +33,8 @@ _MINIMA: Final = (NAME_MINIMUM, NAME_LIGHT_MINIMUM)
 #: All names by which a pod tells of its group, among labels and annotations.
 GROUP_NAMES: Final = frozenset((*_GROUPS, *_MINIMA))
 
-MAX_MINIMUM: Final = 10_000
+#: Each try places all of them, or none.
+MAX_MINIMUM: Final = 1_000
 DEFAULT_TIMEOUT_SECONDS: Final = 60
 MAX_TIMEOUT_SECONDS: Final = 7 * 24 * 3600
 _MAX_NAME: Final = 253

@@ -40,6 +40,14 @@ _TEMPLATES: Final = 10_000
 #: A template with this field has the pod's labels in its key: their values go into its selectors.
 _BY_LABELS: Final = b"matchLabelKeys"
 
+#: What is read of a pod's constraints, as JSON: a tenant can write 1.5 MB of them, and every decision goes through them
+#: for each node and pod. This is room for some 300 terms, or 1,000 names of nodes.
+MAX_CONSTRAINTS: Final = 32 << 10
+#: In the message for a pod with more.
+_TOO_LONG: Final = (
+    "{what} take {length} bytes, of which at most {most} are read: write fewer terms, containers or volumes"
+)
+
 _encode = msgspec.json.Encoder().encode
 T = TypeVar("T")
 NO_AFFINITY: Final = PodAffinity()
@@ -211,12 +219,14 @@ class PodReader:
         """The pod as other pods have to know it."""
         meta, spec = pod.metadata, pod.spec
         affinity = spec.affinity
-        around = None
+        around = b""
         if affinity is not None:
-            around = (meta.namespace, affinity.get("podAffinity"), affinity.get("podAntiAffinity"))
-        key = _encode((_amounts(spec), around))
+            around = _encode((meta.namespace, affinity.get("podAffinity"), affinity.get("podAntiAffinity")))
+        key = _encode(_amounts(spec)) + around
         if _BY_LABELS in key:
             key += _encode(meta.labels)
+        if len(key) > MAX_CONSTRAINTS:  # what is kept of them would have no bound
+            return _read_info(pod, affinity_bytes=len(around))
         return self._infos.of(key, lambda: _read_info(pod))
 
     def constraints(self, pod: Pod) -> PodConstraints:
@@ -237,7 +247,29 @@ class PodReader:
         )
         if _BY_LABELS in key:
             key += _encode(meta.labels)
+        if len(key) > MAX_CONSTRAINTS:
+            return self._too_long(meta.namespace, len(key))
         return self._constraints.of(key, lambda: self._read_constraints(pod, claims, node_names))
+
+    def _too_long(self, namespace: str, length: int) -> PodConstraints:
+        """The constraints of a pod that has too many of them: no node meets them."""
+        words = _TOO_LONG.format(what="the pod's constraints", length=length, most=MAX_CONSTRAINTS)
+        fault = ("NodeAffinity", words)
+        return self._constraints.of(
+            _encode((namespace, length)),
+            lambda: PodConstraints(
+                namespace=namespace,
+                info=PodInfo((), (), NO_AFFINITY, fault),
+                node_names=(),
+                node_affinity=RequiredNodeAffinity(None, None),
+                tolerations=(),
+                required_spread=(),
+                preferred_spread=(),
+                preferred_nodes=(),
+                claims=(),
+                fault=fault,
+            ),
+        )
 
     def _read_constraints(
         self, pod: Pod, claims: tuple[MountedClaim, ...], node_names: tuple[str, ...]
@@ -298,14 +330,18 @@ def _amounts(spec: PodSpec) -> tuple[object, ...]:
     return containers, first, spec.resources, spec.overhead
 
 
-def _read_info(pod: Pod) -> PodInfo:
+def _read_info(pod: Pod, *, affinity_bytes: int = 0) -> PodInfo:
+    """`affinity_bytes` is the length of the pod's affinity to pods, where it may be too long."""
     wanted: ResourceRequests = ()
     around, fault = NO_AFFINITY, None
     try:
         wanted = resource_requests(pod.spec)
     except QuantityError as error:
         fault = ("NodeResourcesFit", str(error))
-    if pod.spec.affinity:
+    if affinity_bytes > MAX_CONSTRAINTS:
+        words = _TOO_LONG.format(what="the pod's affinity to pods", length=affinity_bytes, most=MAX_CONSTRAINTS)
+        fault = ("InterPodAffinity", words)
+    elif pod.spec.affinity:
         try:
             raw = _converted(pod.spec.affinity, RawAffinity, "InterPodAffinity")
             around = pod_affinity(raw, pod.metadata.namespace, pod.metadata.labels)

@@ -11,6 +11,7 @@ No I/O and no clock; placing is the loop's.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from shoal.model.contract.groups import NAME_MINIMUM, PodGroup
@@ -88,6 +89,14 @@ class Gangs:
         """The group of a pod."""
         key = self._keys.get(uid)
         return None if key is None else self.gang(key)
+
+    def standing(self, uid: str) -> Hashable:
+        """A value that changes whenever the group of a pod changes by this pod; quick also for large groups."""
+        key = self._keys.get(uid)
+        if key is None:
+            return None
+        group = self._groups[key]
+        return key, max(group.sizes), len(group.members), group.bound, group.members[uid].bound
 
     def gang(self, key: GangKey) -> Gang | None:
         group = self._groups.get(key)

@@ -6,6 +6,7 @@ request that cannot be met as written is kept too, as its error.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from typing import Final
 
@@ -22,6 +23,10 @@ from shoal.model.request import Request
 
 #: Templates remembered; the ones unused for longest are forgotten beyond it.
 _TEMPLATES: Final = 10_000
+
+#: Longer keys are kept as a digest: thousands are remembered, and a tenant can write a pod of 1.5 MB.
+_MAX_KEY: Final = 1024
+_DIGEST_BYTES: Final = 32
 
 _encode = msgspec.json.Encoder().encode
 
@@ -61,7 +66,7 @@ class Requests:
 def template_key(pod: Pod) -> bytes:
     """A key that is the same for pods with the same request."""
     spec, meta = pod.spec, pod.metadata
-    return _encode(
+    return _key(
         (
             [(c.name, c.restart_policy, c.resources) for c in spec.containers],
             [(c.name, c.restart_policy, c.resources) for c in spec.init_containers],
@@ -76,7 +81,7 @@ def template_key(pod: Pod) -> bytes:
 def placement_key(pod: Pod) -> bytes:
     """A key that is the same for pods that fit in the same places: their request and all that filters read of them."""
     spec = pod.spec
-    return _encode(
+    return _key(
         (
             template_key(pod),
             pod.metadata.namespace,
@@ -92,3 +97,8 @@ def placement_key(pod: Pod) -> bytes:
             [c.ports for c in spec.containers if c.ports],
         )
     )
+
+
+def _key(parts: tuple[object, ...]) -> bytes:
+    key = _encode(parts)
+    return key if len(key) <= _MAX_KEY else hashlib.blake2b(key, digest_size=_DIGEST_BYTES).digest()
