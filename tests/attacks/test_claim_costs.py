@@ -37,23 +37,22 @@ def asks(*expressions: str) -> dict[str, Any]:
     return {"deviceClassName": dra.DEVICE_CLASS, "selectors": selectors}
 
 
+def costly(number: int) -> list[dict[str, Any]]:
+    """Requests with many alternatives, each with a selector of its own that costs as much as one may."""
+
+    def alternatives(request: int) -> list[dict[str, Any]]:
+        selectors = [f"{COSTLY} || '{number}-{request}-{one}' == device.driver" for one in range(8)]
+        return [{"name": f"a{one}", **asks(selector)} for one, selector in enumerate(selectors)]
+
+    return [{"name": f"r{request}", "firstAvailable": alternatives(request)} for request in range(8)]
+
+
 #: Requests of a claim, and what the pod that has it is told.
 HOSTILE: dict[str, tuple[list[dict[str, Any]], str]] = {
     "compares": ([{"name": "gpu", "exactly": asks(COSTLY)}], "costs more than 10000 units for one device"),
     "backtracks": ([{"name": "gpu", "exactly": asks(BACKTRACKING)}], "publish no devices of gpu.shoal.dev"),
     "nests": ([{"name": "gpu", "exactly": asks(DEEP)}], "is nested too deep"),
-    "multiplies": (
-        [
-            {
-                "name": f"r{request}",
-                "firstAvailable": [
-                    {"name": f"a{one}", **asks(f"{COSTLY} || '{request}-{one}' == device.driver")} for one in range(8)
-                ],
-            }
-            for request in range(8)
-        ],
-        "deciding on its claims costs more than",
-    ),
+    "multiplies": (costly(0), "deciding on its claims costs more than"),
 }
 
 
@@ -113,14 +112,19 @@ async def site() -> AsyncIterator[Site]:
             yield Site(cluster, client)
 
 
+async def make(tenant: Tenant, name: str, requests: list[dict[str, Any]]) -> None:
+    """The tenant makes a claim and a pod that has it, which nothing refuses."""
+    claim = {"metadata": {"name": name}, "spec": {"devices": {"requests": requests}}}
+    claims = f"/apis/resource.k8s.io/v1/namespaces/{tenant.namespace}/resourceclaims"
+    for path, body in ((claims, claim), ("pods", with_claim(name))):
+        answer = await asyncio.to_thread(tenant.send, "POST", path, body)
+        assert answer.status == 201, answer.body
+
+
 async def test_claims_that_are_costly_to_decide_on_stop_nobody_else(site: Site) -> None:
     tenant = await site.tenant()
     for name, (requests, _) in HOSTILE.items():
-        claim = {"metadata": {"name": name}, "spec": {"devices": {"requests": requests}}}
-        claims = f"/apis/resource.k8s.io/v1/namespaces/{tenant.namespace}/resourceclaims"
-        for path, body in ((claims, claim), ("pods", with_claim(name))):
-            answer = await asyncio.to_thread(tenant.send, "POST", path, body)
-            assert answer.status == 201, answer.body
+        await make(tenant, name, requests)
     await site.honest("before")
     for name, (_, words) in HOSTILE.items():
         pod = await site.until(tenant.namespace, name, lambda pod, words=words: words in told(pod))
@@ -129,3 +133,12 @@ async def test_claims_that_are_costly_to_decide_on_stop_nobody_else(site: Site) 
             await asyncio.sleep(0.05)
     await site.cluster.end_scheduler()
     await site.honest("after")
+
+
+async def test_a_namespace_that_costs_more_than_its_share_waits_alone(site: Site) -> None:
+    tenant = await site.tenant()
+    for number in range(4):
+        await make(tenant, f"hostile-{number}", costly(number))
+    deferred = f"deciding on claims of namespace {tenant.namespace} has cost more than"
+    await site.until(tenant.namespace, "hostile-3", lambda pod: deferred in told(pod))
+    await site.honest("meanwhile")
