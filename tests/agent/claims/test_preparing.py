@@ -432,7 +432,7 @@ async def test_a_claim_made_of_names(desk: Desk, again: bool):
 
 LARGE = {keti.ANNOTATION_MEMORY_LIMIT: "14Gi"}
 ONE_CLIENT = {keti.RESOURCE_MPS: "1"}
-BY_HAND = {"annotations": {}, "ownerReferences": []}
+BY_HAND: dict[str, Any] = {"annotations": {}, "ownerReferences": []}
 FOR_ANOTHER = {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "q", "uid": "q", "controller": True}]}
 SHARED = {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "p", "controller": False}]}
 

@@ -204,7 +204,8 @@ def test_a_node_says_nothing_about_claims_of_another() -> None:
         made = world(24)
         made.add_node("n2", cards("n2", [24]))
         claim = made.claim(asks(memory="20Gi"))
-        result = {"request": "gpu", "driver": dra.DRIVER, "pool": "n1", "device": dra.device_name("GPU-n1-0")}
+        result: dict[str, Any] = {"request": "gpu", "driver": dra.DRIVER, "pool": "n1"}
+        result |= {"device": dra.device_name("GPU-n1-0")}
         result |= {"shareID": "s", "consumedCapacity": {"memory": "20Gi"}}
         lies = (Share(1), 0, "GPU-n2-0"), (Share(exclusive=True), 0, "GPU-n2-0"), (Share(1), 0, "GPU-n1-0")
         for share, index, uuid in lies:
@@ -232,7 +233,8 @@ def test_what_a_node_still_holds_of_a_claim_counts_beside_its_new_allocation() -
     _tell(made, Held({}, 1, {claim.metadata.uid: (CardShare("GPU-n1-0", 0, Share(20 * GIB)),)}))
     assert made.used() == {"GPU-n1-0": (20 * GIB, 0, False)}, "counted once"
     for pool, memory in (("n2", "20Gi"), ("n1", "1Gi")):
-        result = {"request": "gpu", "driver": dra.DRIVER, "pool": pool, "device": dra.device_name(f"GPU-{pool}-0")}
+        result: dict[str, Any] = {"request": "gpu", "driver": dra.DRIVER, "pool": pool}
+        result |= {"device": dra.device_name(f"GPU-{pool}-0")}
         result |= {"shareID": "s", "consumedCapacity": {"memory": memory}}
         made.show(claim, {"allocation": {"devices": {"results": [result]}}})
         assert made.used()["GPU-n1-0"][0] >= 20 * GIB
