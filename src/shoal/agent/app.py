@@ -69,6 +69,8 @@ REASON_NO_CLAIMS: Final = "GPUClaimsUnavailable"
 #: Changes that come together are answered together.
 _GATHER_SECONDS: Final = 0.05
 _RETRY_SECONDS: Final = 5.0
+#: How often the agent looks whether MPS clients run as several users.
+_USERS_SECONDS: Final = 5.0
 _NONCE_BYTES: Final = 5
 
 
@@ -194,10 +196,18 @@ class Agent:
             if limits.mps is not None:
                 endings = ClientEndings(limits.mps, self._with_gpus, self._paths.proc)
                 tasks.append(group.create_task(endings.run(), name="endings"))
+                if not limits.mps.namespaces:
+                    tasks.append(group.create_task(self._look_at_users(self._reports, limits), name="users"))
             if len(claims) or self.config.claims:
                 tasks.append(group.create_task(self._drive(claims, strategy), name="driver"))
             self._begun()
             await asyncio.Event().wait()
+
+    async def _look_at_users(self, reports: LimitReports, limits: NodeLimits) -> None:
+        """See whether MPS clients of several users wait for each other, until cancelled."""
+        while True:
+            reports.look_at_users(limits.client_pods)
+            await asyncio.sleep(_USERS_SECONDS)
 
     def _with_gpus(self) -> Iterator[Pod]:
         """The pods that have GPUs, by whatever mechanism, or other claims."""

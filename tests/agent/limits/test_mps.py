@@ -18,7 +18,7 @@ from shoal.agent.limits.tiers import ContainerLimits
 from shoal.gpu import mps as control
 from shoal.gpu.describe import parse_cards
 from shoal.gpu.errors import MpsError
-from shoal.gpu.mps import MpsDaemon, MpsNamespace
+from shoal.gpu.mps import MpsDaemon, MpsHealth, MpsNamespace
 from shoal.gpu.protocol import ComputeMode
 from shoal.gpu.simulated import SimulatedNvml
 from tests.testbed.mps.daemons import ended_with_us, kill, mps_daemon, pid_of, stopped, told
@@ -444,3 +444,18 @@ def test_folders_of_others_are_not_the_daemons(tmp_path: Path) -> None:
         (tmp_path / "theirs").mkdir()
         os.chown(tmp_path / "theirs", 65534, 65534)
         assert "belongs to user 65534" in not_roots(tmp_path, "theirs")
+
+
+async def test_daemon_that_somebody_else_started_again_is_noticed(care: Care) -> None:
+    mps = care().mps
+    await mps.prepare(client("n_1"))
+    assert mps.started == 1
+    await mps._look()
+    assert mps.started == 1
+    kill(mps.daemon)
+    while await mps.daemon.health() is not MpsHealth.ABSENT:
+        pass
+    await mps.daemon.start()
+    await mps._look()
+    assert mps.started == 2
+    assert set(await namespaces(mps)) == {"n_1"}

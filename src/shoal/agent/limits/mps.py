@@ -100,8 +100,10 @@ class Mps:
         self.fault = "the MPS daemon has not answered yet"
         #: Whether it has been looked at and does not answer.
         self.failing = False
-        #: How often the daemon was started here.
+        #: How often the daemon was started, by this process or, as its namespaces were gone, by another.
         self.started = 0
+        #: The namespaces that were ready.
+        self._ready: set[str] = set()
         #: By the GPUs of a server that a client's fault has stopped, the words for it. No GPUs: all of the node.
         self.faulted: dict[frozenset[str], str] = {}
         self._looked = asyncio.Event()
@@ -152,6 +154,7 @@ class Mps:
                 log.warning("the MPS daemon has ended, and its clients with it: it is started again")
             await self.daemon.start()
             log.info("the MPS daemon in %s is started", self.daemon.pipe_directory)
+            self._ready.clear()
             self.started += 1
             self._changed()
         if not self.namespaces:
@@ -255,6 +258,7 @@ class Mps:
             return
         async with self._lock:
             self._wanted = {client.name: client for client in wanted}
+            self._ready &= self._wanted.keys()
             self._told = True
             if self.fault:
                 return
@@ -336,10 +340,16 @@ class Mps:
                 failed[client.name] = error
         if made:
             present = await self._present(server)
+        if self._ready & {client.name for client in made}:
+            self._ready.clear()
+            log.warning("the MPS daemon has ended, and its clients with it: another one was started")
+            self.started += 1
+            self._changed()
         for client in clients:
             difference = _difference(present.get(client.name), client.limits)
             if client.name not in failed and difference:
                 failed[client.name] = MpsRefusalError(f"{difference}: see the log of the MPS daemon")
+        self._ready |= {client.name for client in clients if client.name not in failed}
         for client in made:
             if client.name in failed and client.name in present:
                 # Without its limits it must not be found, and taken for ready, the next time.

@@ -69,6 +69,8 @@ class NodeLimits:
         self._isolated = isolated
         self._wanted = wanted
         self._may_share = may_share
+        #: The UIDs of the pods, and of the claims, that are clients of MPS.
+        self.client_pods: frozenset[str] = frozenset()
         self._modes = {card.uuid: chosen(card, means, wanted) for card in survey.cards}
         for card in survey.cards:
             mode, problem = self._modes[card.uuid]
@@ -106,7 +108,7 @@ class NodeLimits:
         return f"limits by MPS do not hold for programs that start now, until the MPS daemon answers: {self._mps.fault}"
 
     def restarted(self) -> tuple[int, str]:
-        """How often the MPS daemon was started here, and what that means for running containers.
+        """How often the MPS daemon was started, and what that means for running containers.
 
         With protocol 2 they find the new daemon where the old one was.
         """
@@ -140,7 +142,9 @@ class NodeLimits:
     async def keep_only(self, starts: Iterable[ContainerStart]) -> None:
         """Remove the MPS namespaces of all other containers."""
         if self._mps is not None:
-            await self._mps.keep_only(self._clients(starts))
+            found = [(start.pod_uid, client) for start in starts for client in self._clients([start])]
+            self.client_pods = frozenset(uid for uid, _ in found)
+            await self._mps.keep_only([client for _, client in found])
 
     async def run(self) -> None:
         """Answer hooks, and look after the MPS daemon."""

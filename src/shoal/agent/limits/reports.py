@@ -7,13 +7,14 @@ a daemon that is away, or was started again, is told also for containers that ru
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from shoal.agent.errors import AgentError
 from shoal.agent.node.object import NodeObject
-from shoal.agent.node.pods import NodePods
+from shoal.agent.node.pods import NodePod, NodePods
 from shoal.kube.events import EventType, Recorder, reference_to
+from shoal.kube.objects.pod import Pod
 from shoal.kube.resources import NODES, PODS
 from shoal.model.gpu import LimitedBy
 
@@ -23,6 +24,7 @@ REASON_FAULT: Final = "GPUUnhealthy"
 REASON_RECOVERED: Final = "GPURecovered"
 REASON_LOST: Final = "GPULimitsLost"
 REASON_RESTORED: Final = "GPULimitsRestored"
+REASON_WAITING: Final = "GPUClientsWait"
 
 
 class LimitReports:
@@ -46,12 +48,14 @@ class LimitReports:
         self._faults: Mapping[str, str] = {}
         self._lost = ""
         self._starts = 0
+        #: By UID, the pods that were told that they wait for those of other users.
+        self._waiting: set[str] = set()
 
     def look(self, faults: Mapping[str, str], *, lost: str, restarted: tuple[int, str]) -> None:
         """Tell what has changed.
 
         `faults` are the GPUs of which no share can be given now, `lost` why limits do not hold now, `restarted` how
-        often the MPS daemon was started by this process, and what that means for running containers.
+        often the MPS daemon was started, and what that means for running containers.
         """
         for uuid in faults.keys() - self._faults.keys():
             self._tell("Warning", REASON_FAULT, f"GPU {uuid} is unhealthy: {faults[uuid]}")
@@ -68,6 +72,26 @@ class LimitReports:
         if starts > self._starts and words:
             self._tell_pods(words)
         self._starts = starts
+
+    def look_at_users(self, clients: Collection[str]) -> None:
+        """Tell the clients of an MPS daemon of protocol 2, pods by UID, if they run as several users.
+
+        Such a daemon has a server for one user at a time: the others wait, and nothing else says so.
+        """
+        users: dict[int, list[NodePod]] = {}
+        for known in self._pods:
+            for user in _users(known.pod) if known.uid in clients else ():
+                users.setdefault(user, []).append(known)
+        waiting = {known.uid: known for pods in users.values() for known in pods} if len(users) > 1 else {}
+        words = (
+            "the MPS daemon of this node serves one user at a time, and its clients are pods of users "
+            f"{', '.join(map(str, sorted(users)))}: programs of one user wait until all clients of another have ended; "
+            "run them as one user (runAsUser), or use driver R615"
+        )
+        for uid in waiting.keys() - self._waiting:
+            log.warning("pod %s: %s", "/".join(waiting[uid].key), words)
+            self._recorder.record(reference_to(PODS, waiting[uid].pod), "Warning", REASON_WAITING, words)
+        self._waiting = set(waiting)
 
     def _tell(self, kind: EventType, reason: str, words: str) -> None:
         if self._node.node is not None:
@@ -89,3 +113,10 @@ class LimitReports:
             log.warning("whether MPS limits the pod with UID %s is not known: %s", uid, error)
             return False
         return limited is not None and (limited.memory.by_mps or limited.compute.by_mps)
+
+
+def _users(pod: Pod) -> set[int]:
+    """The users of a pod's running containers, where kubelet says them."""
+    running = [one for one in pod.status.container_statuses if one.state is not None and one.state.running is not None]
+    found = [one.user.linux.uid for one in running if one.user is not None and one.user.linux is not None]
+    return {uid for uid in found if uid is not None}

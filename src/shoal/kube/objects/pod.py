@@ -159,6 +159,18 @@ class ContainerState(Base, frozen=True, kw_only=True):
     terminated: ContainerTerminated | None = None
 
 
+class LinuxContainerUser(Base, frozen=True, kw_only=True):
+    """The user of a container's first process."""
+
+    uid: int | None = None
+
+
+class ContainerUser(Base, frozen=True, kw_only=True):
+    """Who a container's first process ran as, where kubelet says so (1.31 and newer)."""
+
+    linux: LinuxContainerUser | None = None
+
+
 class ContainerStatus(Base, frozen=True, kw_only=True):
     """What kubelet says of a container."""
 
@@ -169,6 +181,7 @@ class ContainerStatus(Base, frozen=True, kw_only=True):
     restart_count: int = 0
     state: ContainerState | None = None
     last_state: ContainerState | None = None
+    user: ContainerUser | None = None
 
 
 class PodResourceClaimStatus(Base, frozen=True, kw_only=True):
