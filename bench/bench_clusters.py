@@ -30,6 +30,7 @@ from shoal.clusters.dispatch import Absent
 from shoal.clusters.manager import ClusterManager
 from shoal.clusters.member import Member
 from shoal.clusters.members import cluster_uid
+from shoal.clusters.opened import NamespaceTerms
 from shoal.kube.access.kubeconfig import load_kubeconfig
 from shoal.kube.client import Client
 from shoal.kube.events import Recorder
@@ -92,7 +93,9 @@ class Bed:
         start = Sent(attempt=1, cluster=member.name, uid=member.uid)
         claimed = _pod((await execute.write_dispatch(self.home, held, start)).pod)
         origin = CopyOrigin(cluster=self.home_cluster, uid=claimed.metadata.uid, attempt=1)
-        copy = _pod((await execute.create_copy(member.client, claimed, origin)).pod)
+        terms, account = NamespaceTerms(), member.pod_account
+        answer = await execute.create_copy(member.client, claimed, origin, terms, pod_account=account)
+        copy = _pod(answer.pod)
         await execute.read(self.home, namespace, name)
         _pod((await execute.open_copy(member.client, copy)).pod)
 
