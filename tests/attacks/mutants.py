@@ -11,10 +11,12 @@ from shoal.agent.device_plugin import start_check
 from shoal.agent.node import cgroups, given, holdings, pods
 from shoal.kube.objects.claims import ResourceClaim
 from shoal.model import allocation, bound
-from shoal.model.allocation import ContainerAllocation
+from shoal.model.allocation import Allocation, ContainerAllocation
 from shoal.model.gpu import NodeGpus
 from shoal.model.request import ContainerRequest
-from shoal.scheduler.state import claim_bookings, cluster_state
+from shoal.placement.ledger import Booking
+from shoal.scheduler.state import cluster_state
+from shoal.scheduler.state.claim_bookings import ClaimBookings, claim_key
 from shoal.scheduler.state.cluster_state import ClusterState
 from shoal.scheduler.state.holdings import HeldByNodes
 
@@ -75,6 +77,14 @@ def _book_again(self: ClusterState, pod: Any, _: object) -> object:
     return self._book(pod)
 
 
+def _keep_of_any_node(self: ClaimBookings, node: str, uid: str) -> None:
+    """What a node says of a claim takes the place of the claim's booking, wherever that is."""
+    cards = self._held.get(node, {}).get(uid)
+    if cards and uid not in self._on_node.get(node, {}):
+        parts = tuple(ContainerAllocation("", (card,)) for card in cards)
+        self._ledger.confirm(Booking(claim_key(uid), Allocation(node, parts)))
+
+
 def _let_go_by_status(self: pods.NodePods, uid: str) -> None:
     """Reports no pod whose status says that a claim serves it."""
     if self._known[uid].pod.status.extended_resource_claim_status is None:
@@ -122,12 +132,7 @@ MUTANTS = (
     ),
     _mutant("scheduler: gone is when the node says so", cluster_state, "has_left", lambda *_: True),
     _mutant("scheduler: up to when the agent knows", allocation.Held, "releases", _not_listed),
-    _mutant(
-        "scheduler: a node speaks of its own claims",
-        claim_bookings,
-        "_key_at",
-        lambda node, uid: claim_bookings.claim_key(uid),
-    ),
+    _mutant("scheduler: a node speaks of its own claims", ClaimBookings, "_keep", _keep_of_any_node),
     # The agent
     _mutant("agent: the end of every pod is reported", pods.NodePods, "_let_go", _let_go_by_status),
     Mutant(
