@@ -75,9 +75,12 @@ EXCESS = {
     ),
     "has '50' of compute": claim(exactly(**ONE_MEBIBYTE), result(**share(memory="1Mi", compute="50"))),
     "has '1' of clients": claim(exactly(**ONE_MEBIBYTE), result(**share(memory="1Mi", clients="1"))),
-    "says nothing of memory": claim(exactly(**ONE_MEBIBYTE), result(**share())),
+    "has amounts of device 'gpu-0' for request 'gpu' that are no share": claim(
+        exactly(**ONE_MEBIBYTE), result(**share())
+    ),
+    "that are no share of a GPU": claim(exactly(**ONE_MEBIBYTE), result(**share(memory="-1Gi"))),
     "has 'much' of memory": claim(exactly(**ONE_MEBIBYTE), result(**share(memory="much"))),
-    "'other'": claim(exactly(**ONE_MEBIBYTE), result(**share(memory="1Mi", other="1"))),
+    "no share of a GPU": claim(exactly(**ONE_MEBIBYTE), result(**share(memory="1Mi", other="1"))),
     "has a device for request 'other'": claim(exactly(), result(request="other")),
     "has a device for request 'gpu', which the spec does not have": claim(ALTERNATIVES, result()),
     "which are alternatives of one request": claim(

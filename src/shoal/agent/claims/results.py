@@ -67,10 +67,10 @@ def read_results(
         )
     if claim.status.allocation is None:
         raise RefusedError(f"claim {shown(meta.name)} has no allocation: it is prepared when a scheduler has made one")
-    if found := excess(claim, shares=shares):
-        raise RefusedError(found)
     own = [one for one in claim.status.allocation.devices.results if one.driver == dra.DRIVER]
     results = tuple(_result(one, node, devices) for one in own)
+    if found := excess(claim, shares=shares):
+        raise RefusedError(found)
     _check_whole(results)
     return results
 
