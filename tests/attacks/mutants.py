@@ -15,7 +15,7 @@ from shoal.model.allocation import Allocation, ContainerAllocation
 from shoal.model.gpu import NodeGpus
 from shoal.model.request import ContainerRequest
 from shoal.placement.ledger import Booking
-from shoal.scheduler.state import cluster_state
+from shoal.scheduler.state import claim_bookings, cluster_state
 from shoal.scheduler.state.claim_bookings import ClaimBookings, claim_key
 from shoal.scheduler.state.cluster_state import ClusterState
 from shoal.scheduler.state.holdings import HeldByNodes
