@@ -4,7 +4,7 @@ The second node of the arena serves `keti.com/mpsgpu` through claims, and all no
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,9 +15,15 @@ from tests.attacks import truth
 from tests.attacks.arena import Object, Tenant
 from tests.attacks.forger import ALLOWANCE, MERGE, Forger, Made, Wanted
 from tests.attacks.truth import Asked
+from tests.scheduler.claims.test_costs import bound
 
 #: A client whose limit is far above what the claim has that its status names.
 GREEDY = Wanted({"mps": 1, "annotations": {"GPUlimits": "9Gi"}}, 1, 9 * truth.UNIT, 1)
+
+#: Parts of costly selectors: a value, how it grows with each step, and the question that is asked of it at the end.
+VALUES = ("[device.attributes]", "[1]", "'a'", "{'a': 1}")
+GROWTHS = ("[$, $]", "{'a': $, 'b': $}", "$ + $", "[$].map(one, one)")
+QUESTIONS = ("$ == $", "$ in [$, $]", "[$, $].all(one, one == $)", "size($) > 0", "'{text}b'.matches('^{pattern}$')")
 
 
 class ClaimForger(Forger):
@@ -29,6 +35,7 @@ class ClaimForger(Forger):
             *(partial(self.map_and_end, how) for how in ("delete", "force", "agents")),
             *(partial(self.borrow, how) for how in ("named", "owned")),
             *(self.lie, self.lie),
+            *(self.select, self.select),
         ]
 
     def map_and_end(self, how: str) -> None:
@@ -92,16 +99,32 @@ class ClaimForger(Forger):
             self.told.append({"node": second, "holds": sorted(claims)})
             self.play.look()
 
+    def select(self) -> None:
+        """The selector of a claim is costly. Its pod is placed, or its status says why not: no try goes on for ever."""
+        tenant, question = self.rng.choice(self.tenants), self.rng.choice(QUESTIONS)
+        question = question.replace("{text}", "a" * 80).replace("{pattern}", "(?:a|aa)" * self.rng.randint(2, 24))
+        expression = bound(self.rng.choice(VALUES), self.rng.choice(GROWTHS), self.rng.randint(8, 40), question)
+        self._claimed(tenant, self._node(), 1, [{"cel": {"expression": expression}}])
+        name = f"c{self._number}"
+
+        def answered() -> bool:
+            pod = tenant.pod(name)
+            conditions = [] if pod is None else pod["status"].get("conditions", [])
+            return pod is None or bool(pod["spec"].get("nodeName")) or any(one.get("message") for one in conditions)
+
+        self.play.wait(answered, f"placed, or why not: {name} with {expression}", lambda: tenant.pod(name))
+
     # Writes
 
-    def _claimed(self, tenant: Tenant, node: str, amount: int) -> str | None:
+    def _claimed(self, tenant: Tenant, node: str, amount: int, selectors: Sequence[Object] = ()) -> str | None:
         """The claim of a pod that runs on a node with so many GiB; None if it does not come to run."""
         self._make_room(amount)
         if self.asked() + amount > ALLOWANCE:
             return None
         self._number += 1
         name = f"c{self._number}"
-        exactly = {"deviceClassName": dra.DEVICE_CLASS, "capacity": {"requests": {"memory": f"{amount}Gi"}}}
+        exactly: Object = {"deviceClassName": dra.DEVICE_CLASS, "capacity": {"requests": {"memory": f"{amount}Gi"}}}
+        exactly["selectors"] = list(selectors)
         spec = {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
         assert tenant.send("POST", self._claims(tenant), {"metadata": {"name": name}, "spec": spec}).status == 201
         main = {"name": "main", "resources": {"claims": [{"name": "gpu"}]}}

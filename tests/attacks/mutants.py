@@ -15,6 +15,7 @@ from shoal.model.allocation import Allocation, ContainerAllocation
 from shoal.model.gpu import NodeGpus
 from shoal.model.request import ContainerRequest
 from shoal.placement.ledger import Booking
+from shoal.scheduler.claims import evaluation
 from shoal.scheduler.state import claim_bookings, cluster_state
 from shoal.scheduler.state.claim_bookings import ClaimBookings, claim_key
 from shoal.scheduler.state.cluster_state import ClusterState
@@ -24,6 +25,8 @@ _ENTRY_MISMATCH = bound.entry_mismatch
 _HOLDING = pods.NodePods._holding
 _LET_GO = pods.NodePods._let_go
 _ENTRY = specs._entry
+#: Units after which an evaluation without a budget counts as one that does not end.
+_FOR_EVER = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,13 @@ def _same_share(wanted: ContainerRequest, entry: ContainerAllocation) -> Contain
 
 def _same_limit(wanted: ContainerRequest, entry: ContainerAllocation) -> ContainerAllocation:
     return replace(entry, memory_limit_mib=wanted.memory_limit_mib)
+
+
+def _spend_without_limit(self: evaluation.Scope, cost: int) -> None:
+    """A scheduler that hangs would hang the test too: its pod is never answered, which is as much as others see."""
+    self.budget -= cost
+    if self.budget < -_FOR_EVER:
+        raise RuntimeError("goes on for ever")
 
 
 def _forget_first(self: pods.NodePods, pod: Any, *, again: bool) -> holdings.PodHolding:
@@ -133,6 +143,7 @@ MUTANTS = (
     _mutant("scheduler: gone is when the node says so", cluster_state, "has_left", lambda *_: True),
     _mutant("scheduler: up to when the agent knows", allocation.Held, "releases", _not_listed),
     _mutant("scheduler: a node speaks of its own claims", ClaimBookings, "_keep", _keep_of_any_node),
+    _mutant("scheduler: an evaluation has a budget", evaluation.Scope, "spend", _spend_without_limit),
     # The agent
     _mutant("agent: the end of every pod is reported", pods.NodePods, "_let_go", _let_go_by_status),
     Mutant(

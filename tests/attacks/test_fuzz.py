@@ -25,7 +25,7 @@ from tests.kubelet.device_plugin import PluginLoop
 
 EFFORT = int(os.environ.get("SHOAL_FUZZ", "0"))
 #: As many as there are kinds of attempts, those that come several times included.
-ATTEMPTS = 42
+ATTEMPTS = 44
 #: Attempts, of a few writes each.
 STEPS = max(ATTEMPTS, EFFORT // 2000)
 SEEDS = range(1 + EFFORT // 200_000)

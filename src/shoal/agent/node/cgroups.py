@@ -57,7 +57,7 @@ def pod_of(cgroups: str) -> str:
 
     The first one in a path counts: what a container makes below its own cgroup, whatever its name, is the container's.
     """
-    for line in cgroups.splitlines():
+    for line in cgroups.split("\n"):  # a container can name cgroups of its own with other line breaks
         found = _POD.search(line.partition(":")[2])
         if found is not None:
             return found[1].replace("_", "-")
