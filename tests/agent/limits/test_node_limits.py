@@ -143,14 +143,22 @@ def test_gpus_of_a_stopped_server_are_not_healthy_and_others_are(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("protocol", "exclusive", "lost", "restarted"),
-    [(3, False, True, True), (2, False, True, False), (3, True, False, False)],
+    ("protocol", "cgroup", "exclusive", "lost", "restarted"),
+    [
+        (3, False, False, True, True),
+        (2, False, False, True, False),
+        (3, False, True, False, False),
+        (3, True, True, True, True),
+    ],
 )
 def test_what_a_dead_daemon_means_for_programs_that_start(
-    tmp_path: Path, protocol: Literal[2, 3], exclusive: bool, lost: bool, restarted: bool
+    tmp_path: Path, protocol: Literal[2, 3], cgroup: bool, exclusive: bool, lost: bool, restarted: bool
 ) -> None:
-    """On GPUs in exclusive mode they cannot compute; with protocol 2 they find the next daemon in the same place."""
-    node = Node(tmp_path, protocol, exclusive=exclusive)
+    """On GPUs in exclusive mode they cannot compute; with protocol 2 they find the next daemon in the same place.
+
+    Where the driver limits memory no GPU is in exclusive mode, since some containers need no MPS there.
+    """
+    node = Node(tmp_path, protocol, cgroup=cgroup, exclusive=exclusive)
     mps = node.limits._mps
     assert mps is not None
     assert (node.limits.lost(), node.limits.restarted()[0]) == ("", 0)

@@ -72,6 +72,12 @@ class NodeLimits:
         #: The UIDs of the pods, and of the claims, that are clients of MPS.
         self.client_pods: frozenset[str] = frozenset()
         self._modes = {card.uuid: chosen(card, means, wanted) for card in survey.cards}
+        #: GPUs of which every share is a client of MPS.
+        self._served = [uuid for uuid, (mode, _) in self._modes.items() if mode.memory.by_mps]
+        #: Whether no program computes without MPS on a GPU that MPS limits. Under `cgroup` some containers need no MPS.
+        self._closed = exclusive and all(
+            uuid in self._served for uuid, (mode, _) in self._modes.items() if mode.compute.by_mps
+        )
         for card in survey.cards:
             mode, problem = self._modes[card.uuid]
             log.info("shares of GPU %d are limited by: %s%s", card.index, mode, f" ({problem})" if problem else "")
@@ -92,18 +98,17 @@ class NodeLimits:
         """
         if self._mps is None:
             return {}
-        needing = [uuid for uuid, (mode, _) in self._modes.items() if mode.memory.by_mps]
         if self._mps.failing:
-            return dict.fromkeys(needing, self._mps.fault)
+            return dict.fromkeys(self._served, self._mps.fault)
         stopped = self._mps.faulted.items()
-        return {uuid: words for gpus, words in stopped for uuid in needing if not gpus or uuid in gpus}
+        return {uuid: words for gpus, words in stopped for uuid in self._served if not gpus or uuid in gpus}
 
     def lost(self) -> str:
         """Why limits by MPS do not hold for programs that start now, in words; empty if they do.
 
         On GPUs in exclusive mode such programs cannot compute at all.
         """
-        if self._mps is None or not self._mps.failing or self._exclusive:
+        if self._mps is None or not self._mps.failing or self._closed:
             return ""
         return f"limits by MPS do not hold for programs that start now, until the MPS daemon answers: {self._mps.fault}"
 
@@ -112,7 +117,7 @@ class NodeLimits:
 
         With protocol 2 they find the new daemon where the old one was.
         """
-        if self._mps is None or not self._mps.namespaces or self._exclusive:
+        if self._mps is None or not self._mps.namespaces or self._closed:
             return 0, ""
         return self._mps.started, (
             "the MPS daemon ended and was started again, and this pod's containers still have the directory of the old "
@@ -155,8 +160,7 @@ class NodeLimits:
                 await asyncio.Event().wait()
                 return
             if self._exclusive:
-                served = [uuid for uuid, (mode, _) in self._modes.items() if mode.memory.by_mps]
-                await asyncio.to_thread(set_exclusive, self._nvml, served)
+                await asyncio.to_thread(set_exclusive, self._nvml, self._served)
             await self._mps.run()
 
     def _mode(self, start: ContainerStart) -> LimitedBy:
