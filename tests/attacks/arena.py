@@ -5,6 +5,7 @@ the node: the cards their programs see, and the limits that stand at the driver.
 """
 
 import json
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from tests.suites.connection import Answer, Connection
 MERGE = "application/merge-patch+json"
 JSON = "application/json"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
+MEBIBYTE = 2**20
+_BOOKED = re.compile(r'shoal_scheduler_card_memory_requested_bytes\{node="([^"]+)",card="(\d+)"\} (\d+)')
 
 Object = dict[str, Any]
 
@@ -58,8 +61,16 @@ class Arena(Protocol):
     def restart_agents(self) -> None:
         """End the agents and start them again."""
 
+    def booked(self) -> dict[tuple[str, int], int]:
+        """What the scheduler counts as used, in MiB by node and index of the GPU."""
+
     def inspect(self) -> Object:
         """What `kubectl inspect gpushare -o json` says."""
+
+
+def booked_of(metrics: str) -> dict[tuple[str, int], int]:
+    """What a scheduler counts as used, read from its metrics."""
+    return {(node, int(gpu)): int(amount) // MEBIBYTE for node, gpu, amount in _BOOKED.findall(metrics)}
 
 
 class Tenant:

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import http.client
 import json
-import re
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -35,16 +34,14 @@ from shoal.scheduler import app as scheduler
 from shoal.scheduler.app import Ports
 from shoal.scheduler.config import SchedulerConfig
 from tests.agent import hook
-from tests.attacks.arena import Given, Object
+from tests.attacks.arena import MEBIBYTE, Given, Object, booked_of
 from tests.kubelet.device_plugin import PluginLoop
 from tests.suites.connection import Answer, Connection, parsed
 from tests.testbed.waiting import wait_for
 
 ROOT = "/sys/fs/cgroup"
-MEBIBYTE = 2**20
 #: kubelet's back-off is the real one's; only tests wait for it.
 TIMING = Timing(retry=0.5, back_off=Backoff(0.5, 1.0), reconcile=2.0)
-_BOOKED = re.compile(r'shoal_scheduler_card_memory_requested_bytes\{node="([^"]+)",card="(\d+)"\} (\d+)')
 
 
 class Walled(EmbeddedCluster):
@@ -293,11 +290,10 @@ class EmbeddedArena:
         wait_for(lambda: (ports := self.cluster.scheduler) is not None and _ready(ports.health), "up")
 
     def booked(self) -> dict[tuple[str, int], int]:
-        """What the scheduler counts as used, in MiB by node and index of the card."""
         assert self.cluster.scheduler is not None
         status, text = _asked(self.cluster.scheduler.health, "/metrics")
         assert status == 200, text
-        return {(node, int(card)): int(amount) // MEBIBYTE for node, card, amount in _BOOKED.findall(text)}
+        return booked_of(text)
 
     def inspect(self) -> Object:
         asked = ["inspect", "-o", "json", "--kubeconfig", str(self.cluster.kubeconfig)]

@@ -282,14 +282,15 @@ class Play:
         assert not self._pods_of(name)
 
     def settle(self) -> None:
-        """All containers are gone, and the nodes have everything to give."""
+        """All containers are gone, the nodes have everything to give, and the scheduler knows."""
 
         def free() -> bool:
             whole = (str(2 * truth.CARD // truth.UNIT), "2")
             given = [self.allocatable(node) for node in self.arena.nodes]
-            return not self.arena.given() and all((one[truth.MEMORY], one[truth.WHOLE]) == whole for one in given)
+            left = all((one[truth.MEMORY], one[truth.WHOLE]) == whole for one in given)
+            return left and not self.arena.given() and not any(self.arena.booked().values())
 
-        self.wait(free, "as before", lambda: (self.arena.given(), self.allocatable()))
+        self.wait(free, "as before", lambda: (self.arena.given(), self.allocatable(), self.arena.booked()))
 
     # What must hold
 

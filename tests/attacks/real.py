@@ -23,7 +23,7 @@ from tests.agent.hook import build
 from tests.agent.real.conftest import RealLab, describe_machine
 from tests.agent.real.test_deploy import documents, kubeconfig_of
 from tests.agent.real.walls import inside
-from tests.attacks.arena import Given, Object, Tenant
+from tests.attacks.arena import Given, Object, Tenant, booked_of
 from tests.kubelet.pods import FOREVER, Pods, container
 from tests.suites.connection import Connection
 from tests.suites.scheduling.process import SchedulerProcess
@@ -157,6 +157,9 @@ class RealArena:
     def restart_agents(self) -> None:
         self.lab.kill()
         self.lab.start(**self.lab.settings)
+
+    def booked(self) -> dict[tuple[str, int], int]:
+        return booked_of(self.scheduler.metrics())
 
     def inspect(self) -> Object:
         asked = ["inspect", "-o", "json", "--kubeconfig", str(self.plane.api.kubeconfig())]

@@ -106,7 +106,10 @@ FOREIGN = {
     ("Role", "shoal-scheduler"),  # gpushare's lists of cards
     ("RoleBinding", "shoal-scheduler"),
     ("RoleBinding", "gpu-scheduler-authentication"),  # Kubernetes' role for those who ask about tokens
+    ("ClusterRoleBinding", "shoal-claims-allocator"),  # Kubernetes' claim controller
 }
+#: Accounts that are not in the namespace of the release: the viewer's is beside the Leases of collectors.
+ELSEWHERE = {"shoal-metrics-viewer": "shoal-history", "resource-claim-controller": "kube-system"}
 
 
 def rendered(values: Mapping[str, str] | None = None, *, namespace: str = "gpu-operator", hooks: bool = True) -> str:
@@ -298,9 +301,7 @@ def test_everything_is_in_the_namespace_of_the_release(name: str) -> None:
     for obj in found:
         for subject in obj.get("subjects") or ():
             if subject["kind"] == "ServiceAccount":
-                # Whoever looks has an account beside the Leases that tell where collectors answer.
-                viewer = subject["name"] == "shoal-metrics-viewer"
-                assert subject["namespace"] == ("shoal-history" if viewer else "gpu-operator")
+                assert subject["namespace"] == ELSEWHERE.get(subject["name"], "gpu-operator")
         text = yaml.safe_dump(obj)
         assert "serviceaccount:kube-system" not in text
         if "kube-system" in text and (obj["kind"], obj["metadata"]["name"]) not in FOREIGN:

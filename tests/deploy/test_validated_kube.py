@@ -36,7 +36,7 @@ def bed(testbed_run: Run, shoal_image: tuple[Path, str]) -> Iterator[ChartBed]:
         for _, text in documents(render(find("helm"), values, namespace=bed.namespace, arguments=("--no-hooks",))):
             document = yaml.safe_load(text) or {}
             metadata = document.get("metadata", {})
-            if metadata.get("name") == "shoal-operands":
+            if (document.get("kind"), metadata.get("name")) == ("ConfigMap", "shoal-operands"):
                 for name in OPERANDS:
                     bed.kubectl("apply", "-f", "-", input=document["data"][f"{name}.yaml"])
             elif metadata.get("labels", {}).get("app.kubernetes.io/name") in PARTS:

@@ -9,14 +9,14 @@ import asyncio
 import contextlib
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from shoal.kube.client import Client
-from shoal.kube.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError
+from shoal.kube.errors import AlreadyExistsError, ConflictError, KubeError, LeadershipLostError, NotFoundError
 from shoal.kube.events import Recorder
 from shoal.kube.objects.node import Node
 from shoal.kube.objects.pod import Pod
@@ -82,6 +82,19 @@ class PlayedValidators:
         text = self.words.get(node, validation())
         with contextlib.suppress(NotFoundError):
             await self._client.patch(NODES, node, {"metadata": {"annotations": {ANNOTATION_VALIDATION: text}}})
+
+
+@contextlib.asynccontextmanager
+async def _going_on(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Runs beside the body, which ends it; its error is raised."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()
 
 
 class Site:
@@ -163,14 +176,21 @@ class Site:
         """An operator in this process."""
         async with Client(self.client.access) as client, Recorder(client, NAME_OPERATOR) as recorder:
             operator = Operator(client, recorder, self.config(**settings), identity="test")
-            task = asyncio.create_task(operator.run())
-            try:
+            async with _going_on(operator.run()):
                 yield operator
-            finally:
-                task.cancel()
-                await asyncio.wait({task})
-                if not task.cancelled():
-                    task.result()
+
+    @contextlib.asynccontextmanager
+    async def restarted_operator(self) -> AsyncIterator[None]:
+        """An operator in this process that starts again when it loses its Lease, as kubelet has it."""
+        async with Client(self.client.access) as client, Recorder(client, NAME_OPERATOR) as recorder:
+
+            async def run() -> None:
+                while True:
+                    with contextlib.suppress(LeadershipLostError):
+                        await Operator(client, recorder, self.config(), identity="test").run()
+
+            async with _going_on(run()):
+                yield
 
     def replica(self) -> Process:
         """An operator as a process of its own."""

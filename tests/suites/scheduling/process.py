@@ -110,12 +110,12 @@ class SchedulerProcess:
     def usable(self, node: str) -> dict[int, bool]:
         """Which cards of a node take new pods, by index, as the metrics have it."""
         pattern = rf'^shoal_scheduler_card_usable{{node="{node}",card="(\d+)".*}} ([01])$'
-        return {int(index): value == "1" for index, value in re.findall(pattern, self._metrics(), re.MULTILINE)}
+        return {int(index): value == "1" for index, value in re.findall(pattern, self.metrics(), re.MULTILINE)}
 
     def heard(self, resource: str) -> int:
         """How many events the watch of a resource has brought, as the metrics have it."""
         pattern = rf'^shoal_scheduler_watch_total{{resource="{resource}",step="events"}} (\d+)$'
-        (count,) = re.findall(pattern, self._metrics(), re.MULTILINE)
+        (count,) = re.findall(pattern, self.metrics(), re.MULTILINE)
         return int(count)
 
     def log(self) -> str:
@@ -136,10 +136,11 @@ class SchedulerProcess:
 
     def metric(self, series: str) -> float | None:
         """The value of one of its series, written as it writes it; None without such a one."""
-        found = re.search(rf"^{re.escape(series)} (\S+)$", self._metrics(), re.MULTILINE)
+        found = re.search(rf"^{re.escape(series)} (\S+)$", self.metrics(), re.MULTILINE)
         return None if found is None else float(found[1])
 
-    def _metrics(self) -> str:
+    def metrics(self) -> str:
+        """All its series."""
         status, text = self._get("/metrics", self.health_port)
         assert status == 200, text
         return text
