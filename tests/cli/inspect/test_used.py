@@ -251,9 +251,14 @@ def test_others_pods_are_denied_without_rights(outsider: Cluster) -> None:
     name = yaml.safe_load(kubeconfig.read_text())["users"][0]["name"]
     rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces"
     subject = {"kind": "User", "name": name, "apiGroup": "rbac.authorization.k8s.io"}
-    for namespace, role in (("team", "shoal-metrics-viewer"), ("shoal-history", "shoal-metrics-team")):
+    roles = (
+        ("team", "shoal-metrics-viewer"),
+        ("team", "shoal-metrics-viewer-token"),
+        ("shoal-history", "shoal-metrics-team"),
+    )
+    for namespace, role in roles:
         ref = {"kind": "Role", "name": role, "apiGroup": "rbac.authorization.k8s.io"}
-        body = {"metadata": {"name": name}, "subjects": [subject], "roleRef": ref}
+        body = {"metadata": {"name": f"{name}-{role}"}, "subjects": [subject], "roleRef": ref}
         outsider.demand("POST", f"{rbac}/{namespace}/rolebindings", body)
     options = ["inspect", "--kubeconfig", str(kubeconfig), "--used", "-o", "json"]
     refused = CliRunner().invoke(main, options)
