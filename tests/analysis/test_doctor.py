@@ -415,6 +415,10 @@ def test_ports_that_may_not_be_read_are_unknown(part: str) -> None:
     assert [level for level, _ in told_of_metrics(**{part: None})] == [Level.UNKNOWN]
 
 
+def test_ports_of_collectors_that_are_not_installed_are_not_looked_for() -> None:
+    assert told_of_metrics(collectors=None, daemon_sets=[]) == []
+
+
 @pytest.mark.parametrize(
     "part", ["daemon_sets", "deployments", "leader", "extender", "policies", "bindings", "granted", "node_leases"]
 )

@@ -26,7 +26,8 @@ _ADMIT: Final = (
 def scrapes(installation: Installation) -> Iterator[Finding]:
     """Ports that name pods to everyone, ports that name none, and ports that nobody reads."""
     if installation.collectors is None:
-        yield unknown(_CHECK, "the Leases in which collectors report their ports may not be read")
+        if installation.daemon_sets is None or _daemon_sets(installation):
+            yield unknown(_CHECK, "the Leases in which collectors report their ports may not be read")
         return
     ports = {one.node: one.exporter for one in installation.collectors if one.exporter is not None}
     if not ports:
@@ -67,9 +68,7 @@ def _exposed(installation: Installation, ports: Mapping[str, ExporterStatus]) ->
 
 def _unprotected(installation: Installation, port: int) -> str:
     """Why no NetworkPolicy keeps the port of the collectors to named clients; empty where one does."""
-    for daemon_set in installation.daemon_sets or ():
-        if (daemon_set["metadata"].get("labels") or {}).get(kubernetes.LABEL_APP) != load.NAME_COLLECTOR:
-            continue
+    for daemon_set in _daemon_sets(installation):
         template = daemon_set["spec"]["template"]
         if template["spec"].get("hostNetwork"):
             return "their pods are in the network of the host, which no NetworkPolicy covers"
@@ -86,6 +85,15 @@ def _unprotected(installation: Installation, port: int) -> str:
             if any(_admits_all(rule, port) for rule in (policy["spec"].get("ingress") or ())):
                 return f"NetworkPolicy {namespace}/{policy['metadata']['name']} admits every client to port {port}"
     return ""
+
+
+def _daemon_sets(installation: Installation) -> list[RawObject]:
+    """The DaemonSets of collectors."""
+    return [
+        one
+        for one in installation.daemon_sets or ()
+        if (one["metadata"].get("labels") or {}).get(kubernetes.LABEL_APP) == load.NAME_COLLECTOR
+    ]
 
 
 def _covers(spec: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
