@@ -38,10 +38,11 @@ _PLURALS = {
     "ClusterRoleBinding": ("rbac.authorization.k8s.io", "v1", "clusterrolebindings"),
     "Role": ("rbac.authorization.k8s.io", "v1", "roles"),
     "RoleBinding": ("rbac.authorization.k8s.io", "v1", "rolebindings"),
+    "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
     "ValidatingAdmissionPolicy": ("admissionregistration.k8s.io", "v1", "validatingadmissionpolicies"),
     "ValidatingAdmissionPolicyBinding": ("admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings"),
 }
-_NAMESPACED = ("ServiceAccount", "Role", "RoleBinding")
+_NAMESPACED = ("NetworkPolicy", "ServiceAccount", "Role", "RoleBinding")
 
 
 async def eventually(ready: Callable[[], Any], what: str) -> None:

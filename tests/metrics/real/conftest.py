@@ -53,7 +53,7 @@ class CollectorProcess:
                     "nodeName": lab.node.name,
                     "intervalSeconds": INTERVAL,
                     "procRoot": str(proc),
-                    "exporter": {"listen": f"127.0.0.1:{self.port}"},
+                    "exporter": {"listen": f"127.0.0.1:{self.port}", "podLabels": "always"},
                     "history": {"folder": str(folder / "history"), "host": "127.0.0.1", "port": 0},
                     **settings_of_parts,
                 }
