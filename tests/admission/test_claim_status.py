@@ -105,7 +105,7 @@ def test_who_schedules_allocates_and_deallocates(claim: Claim, who: str) -> None
     assert not claim.status()
 
 
-def test_devices_of_other_drivers_are_nobodys_business_here(claim: Claim) -> None:
+def test_devices_of_other_drivers_are_not_guarded(claim: Claim) -> None:
     """On the embedded server Kubernetes' own rule refuses the tenant instead."""
     who = "other-driver" if claim.guarded.real else SCHEDULER
     claim.must(who, allocated(result(OTHER), reservedFor=[claim.user]))
